@@ -1,0 +1,96 @@
+"""What a person sees: lines, warnings, tables and progress. Nothing here can change a result.
+
+Everything goes to stderr, so that `--json` output on stdout stays clean. On a terminal long work
+shows a bar; elsewhere (logs, CI, DVC) a plain line every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+SECONDS_BETWEEN_LINES = 5.0
+
+_console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Print one line of information."""
+    _console.print(text, markup=False)
+
+
+def warn(text: str) -> None:
+    """Print one line that a person should read."""
+    _console.print(f"warning: {text}", style="yellow", markup=False)
+
+
+def fail(lines: Sequence[str]) -> None:
+    """Print an error as the last block on stderr."""
+    _console.print("\nerror: " + "\n".join(lines), style="red", markup=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; every column after the first is aligned to the right."""
+    view = Table(title=title, title_justify="left", title_style="bold")
+    for i, name in enumerate(columns):
+        view.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        view.add_row(*(str(cell) for cell in row))
+    _console.print(view, markup=False)
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int | None, unit: str = "rows") -> Iterator[Callable[..., None]]:
+    """Give a function `advance(n=1, note="")` that moves a bar or prints a line now and then.
+
+    Args:
+        label: What is being done ("tokenize train").
+        total: How many steps make the whole, or None where nobody knows yet.
+        unit: What is counted.
+    """
+    shown = _bar(label, total, unit) if _console.is_terminal else _lines(label, total, unit)
+    with shown as advance:
+        yield advance
+
+
+@contextlib.contextmanager
+def _bar(label: str, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit + "  {task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_console) as bar:
+        task = bar.add_task(label, total=total, note="")
+
+        def advance(n: int = 1, note: str | None = None) -> None:
+            bar.update(task, advance=n, **({} if note is None else {"note": note}))
+
+        yield advance
+
+
+@contextlib.contextmanager
+def _lines(label: str, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+    started = last = time.monotonic()
+    done = 0
+    of = "" if total is None else f" of {total}"
+
+    def advance(n: int = 1, note: str | None = None) -> None:
+        nonlocal done, last
+        done += n
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            say(f"{label}: {done}{of} {unit}, {now - started:.0f} s{'  ' + note if note else ''}")
+
+    yield advance
+    took = time.monotonic() - started
+    if took >= SECONDS_BETWEEN_LINES:
+        say(f"{label}: {done} {unit} in {took:.1f} s")

@@ -1,0 +1,86 @@
+"""The one way a stage or command starts and ends: settings in, exit status out.
+
+0 done; 2 the user's input or settings are wrong; 1 anything else; 130 and 143 after SIGINT and
+SIGTERM. The last error is kept in `.cache/last_error.json`, since a temporary workspace is deleted
+when its stage fails.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from stages.core import console, files, paths
+from stages.core.errors import UserError
+from stages.core.settings import Settings, load_settings
+
+DONE, FAILED, WRONG_INPUT = 0, 1, 2
+
+
+class Stopped(BaseException):
+    """SIGINT or SIGTERM arrived: unwind, keep what is worth keeping, end with 128 + signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def stage(name: str, work: Callable[[Settings], None], argv: Sequence[str] | None = None) -> int:
+    """Run one stage: merge the settings of this run, do the work, turn errors into a status.
+
+    Args:
+        name: The stage's name, for messages.
+        work: Does the stage, given the merged settings.
+        argv: `memory.*` and `run.*` overrides as `key=value`; default: the command line.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    return guarded(name, lambda: work(load_settings(overrides=given)))
+
+
+def guarded(name: str, work: Callable[[], int | None]) -> int:
+    """Call `work`, print and record what goes wrong, and give the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        return work() or DONE
+    except UserError as error:
+        _record(name, WRONG_INPUT, error.record())
+        console.fail(error.lines())
+        return WRONG_INPUT
+    except Stopped as stopped:
+        _record(name, 128 + stopped.number, {"what": signal.Signals(stopped.number).name})
+        console.say(f"{name}: stopped by {signal.Signals(stopped.number).name}")
+        return 128 + stopped.number
+    except Exception as error:
+        return _unexpected(name, error)
+
+
+def _unexpected(name: str, error: Exception) -> int:
+    if files.is_disk_full(error):
+        full = files.disk_full(paths.here(), error)
+        _record(name, WRONG_INPUT, full.record())
+        console.fail(full.lines())
+        return WRONG_INPUT
+    _record(name, FAILED, {"what": repr(error), "traceback": traceback.format_exc()})
+    traceback.print_exc()
+    console.fail([f"{name} failed: {error!r}"])
+    return FAILED
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def _record(name: str, status: int, message: dict[str, str]) -> None:
+    """Keep the message; a disk that refuses even this must not hide the message itself."""
+    point = os.environ.get("DVC_EXP_NAME", "")
+    entry = {"stage": name, "status": status, "experiment": point, "time": time.time(), **message}
+    try:
+        files.write_json(paths.cache() / "last_error.json", entry)
+    except (OSError, UserError):
+        console.warn("could not write .cache/last_error.json")
