@@ -1,0 +1,107 @@
+"""A plan by a fixed rule, without measuring: small micro-batches that any machine can take.
+
+It fills in what the planner has not measured, and every `memory.*` that a person fixed stands in
+it. `stages.core.memory.choose` makes the measured plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stages.core.plan import Plan
+
+if TYPE_CHECKING:
+    from stages.core.settings import Settings
+
+MOST_WIDTHS = 8
+WIDTH_STEP = 16
+"""Padded lengths are multiples of this where the examples are longer."""
+
+TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 8192, "metal": 4096})
+"""Padded tokens of a micro-batch, by device."""
+
+LOGIT_BYTES = 64e6
+"""Bytes of float32 logits that one piece of the loss may have."""
+
+
+def by_rule(settings: Settings, manifest: Any, lengths: np.ndarray, device_kind: str) -> Plan:
+    """A conservative plan that honours every fixed `memory.*` value.
+
+    Args:
+        settings: The run's settings.
+        manifest: Facts of the base model; `vocab_size` is used.
+        lengths: Tokens of each training example, (N,), N at least 1.
+        device_kind: `cpu`, `cuda` or `metal`.
+    """
+    memory = settings.memory
+    widths = padded_widths(lengths, settings.split.max_seq_length)
+    rows = rows_fixed(settings)
+    tokens = TOKENS[device_kind]
+    if rows is None:
+        rows = rows_per_worker(settings)
+    else:
+        tokens = rows * widths[-1]
+    return Plan(
+        batch_size=rows,
+        batch_tokens=tokens,
+        widths=widths,
+        recompute=recompute_fixed(memory.grad_checkpoint) or 0,
+        loss_chunk=_count(memory.loss_chunk, auto=loss_chunk(manifest.vocab_size)),
+        attention_block=_count(memory.attention_block, auto=0),
+        activation_cache=memory.activation_cache == "on",
+        cache_limit_gb=None if memory.cache_limit_gb == "auto" else float(memory.cache_limit_gb),
+    )
+
+
+def rows_per_worker(settings: Settings) -> int:
+    """Examples of one update that one worker trains, the larger part where they don't divide."""
+    return math.ceil(settings.train.effective_batch_size / workers(settings))
+
+
+def rows_fixed(settings: Settings) -> int | None:
+    """Most examples per micro-batch where the settings fix them, directly or by the steps."""
+    memory = settings.memory
+    if memory.batch_size != "auto":
+        return min(memory.batch_size, rows_per_worker(settings))
+    if memory.grad_accumulation_steps != "auto":
+        return math.ceil(rows_per_worker(settings) / memory.grad_accumulation_steps)
+    return None
+
+
+def workers(settings: Settings) -> int:
+    """Processes that share one update."""
+    hosts = settings.run.launch.hosts
+    return hosts if isinstance(hosts, int) else max(1, len(hosts or ()))
+
+
+def recompute_fixed(value: Any) -> int | None:
+    """`memory.grad_checkpoint` as `Plan.recompute`: k of every k-th layer, 0 off, None auto."""
+    return None if value == "auto" else int(value)
+
+
+def loss_chunk(vocab_size: int) -> int:
+    """Targets per piece of the loss: 64 or 128, by the bytes of their logits."""
+    return 128 if 128 * vocab_size * 4 <= LOGIT_BYTES / 2 else 64
+
+
+def padded_widths(lengths: np.ndarray, cap: int) -> tuple[int, ...]:
+    """At most 8 padded lengths, ascending, the last one at least the longest example.
+
+    Equal shares of the examples, rounded up, so that short ones are padded little.
+    """
+    lengths = np.clip(lengths, 2, cap)
+    longest = int(lengths.max())
+    shares = np.linspace(1 / MOST_WIDTHS, 1, MOST_WIDTHS)
+    marks = np.quantile(lengths, shares, method="higher")
+    step = WIDTH_STEP if longest > WIDTH_STEP else 1
+    rounded = {min(cap, math.ceil(mark / step) * step) for mark in marks}
+    return tuple(sorted(rounded | {min(cap, math.ceil(longest / step) * step)}))[-MOST_WIDTHS:]
+
+
+def _count(value: Any, auto: int) -> int:
+    return auto if value == "auto" else 0 if value == "off" else int(value)
