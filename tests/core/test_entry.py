@@ -1,0 +1,87 @@
+"""Exit statuses, and the message that survives a deleted workspace."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stages.core import entry
+from stages.core.errors import UserError
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield tmp_path
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
+
+
+def last_error(project):
+    return json.loads((project / ".cache" / "last_error.json").read_text())
+
+
+def test_done_is_0(project):
+    assert entry.guarded("x", lambda: None) == 0
+
+
+def test_what_the_user_can_mend_is_2_without_traceback(project, capsys):
+    def work():
+        raise UserError("No rows", where="a.jsonl, line 3", found=0, expected="1", fix="add rows")
+
+    assert entry.guarded("collect", work) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert shown.rstrip().endswith("add rows")
+    kept = last_error(project)
+    assert (kept["stage"], kept["status"], kept["where"]) == ("collect", 2, "a.jsonl, line 3")
+    assert kept["found"] == "0"
+
+
+def test_anything_else_is_1_with_its_traceback_kept(project, capsys):
+    assert entry.guarded("x", lambda: 1 // 0) == 1
+    assert "ZeroDivisionError" in last_error(project)["traceback"]
+
+
+def test_a_full_disk_is_2(project):
+    def work():
+        raise OSError(28, "No space left on device")
+
+    assert entry.guarded("x", work) == 2
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_unwind_and_end_with_128_plus_their_number(project, number, status):
+    code = (
+        "import sys, time\nfrom stages.core import entry\n"
+        "def work():\n    try:\n        print('ready', flush=True); time.sleep(30)\n"
+        "    finally:\n        open('unwound', 'w').close()\n"
+        "sys.exit(entry.guarded('x', work))"
+    )
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": root},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(0.1)
+    process.send_signal(number)
+    assert process.wait(timeout=10) == status
+    assert (project / "unwound").exists()
+
+
+def test_a_stage_refuses_mathematics_on_its_command_line(project):
+    (project / "params.yaml").write_text("model: {repo: 'builtin:tiny'}\ntrain: {updates: 1}\n")
+    seen = []
+    assert entry.stage("x", seen.append, ["train.updates=5"]) == 2
+    assert entry.stage("x", seen.append, ["memory.budget_gb=5"]) == 0
+    assert seen[0].memory.budget_gb == 5
