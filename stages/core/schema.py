@@ -47,8 +47,9 @@ class Data:
     data/source beside toy."""
     format: str = "auto"
     """`auto`, `text`, `completion`, `chat`, `alpaca` or `sharegpt`."""
-    columns: dict[str, str] | None = None
-    """Own column names: text, prompt, completion, system, messages, tools, each → the column."""
+    columns: dict[str, str] | None = field(default_factory=dict)
+    """Own column names: text, prompt, completion, system, messages, tools, each → the column;
+    empty: found by name."""
     on_bad_row: str = "error"
     """`error` (all bad rows are listed, nothing is written) or `drop` (they are reported)."""
     shares: Shares = field(default_factory=Shares)

@@ -22,7 +22,16 @@ from stages.core.checks import problems
 from stages.core.errors import UserError
 from stages.core.schema import Settings
 
-__all__ = ["Settings", "as_dict", "known_keys", "load_settings", "nearest", "parse", "to_settings"]
+__all__ = [
+    "Settings",
+    "as_dict",
+    "known_keys",
+    "load_settings",
+    "nearest",
+    "parse",
+    "schema_error",
+    "to_settings",
+]
 
 PARAMS = "params.yaml"
 
@@ -120,10 +129,11 @@ def merge(base: DictConfig, layer: DictConfig, where: str) -> DictConfig:
     try:
         return OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
-        raise _schema_error(error, where) from error
+        raise schema_error(error, where) from error
 
 
-def _schema_error(error: OmegaConfBaseException, where: str) -> UserError:
+def schema_error(error: OmegaConfBaseException, where: str) -> UserError:
+    """The message for an unknown key (nearest named) or a wrong type."""
     key = str(error.full_key or error.key)
     text = str(error.msg or error).splitlines()[0]
     if key in known_keys():
@@ -172,7 +182,7 @@ def to_settings(merged: DictConfig) -> Settings:
     try:
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise _schema_error(error, PARAMS) from error
+        raise schema_error(error, PARAMS) from error
     _normalise(settings)
     found = problems(settings)
     if found:

@@ -1,0 +1,1 @@
+"""compose: conf/ → params.yaml, byte for byte what DVC itself would write."""

@@ -1,0 +1,127 @@
+"""params.yaml of a workspace: written from conf/, or only checked under `dvc exp run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from stages.compose import applied, composition, experiment, record
+from stages.core import console, files, settings
+from stages.core.errors import UserError
+
+PARAMS = settings.PARAMS
+Values = dict[str, Any]
+
+
+def check(folder: Path) -> None:
+    """Under `dvc exp run` DVC composed params.yaml itself: check it and keep what conf/ said.
+
+    Raises:
+        UserError: A key is unknown, a type wrong or a value out of range.
+    """
+    written = settings.parse(folder / PARAMS)
+    composition.check(written, PARAMS)
+    plain = composition.leaves(composition.compose(folder / "conf"))
+    values = composition.leaves(written)
+    by = record.FROM_CONF if values == plain else record.EXPERIMENT
+    record.keep(values, record.Record(conf=plain, by=by))
+    console.say(f"{PARAMS} stands as `dvc exp run` composed it")
+
+
+def write(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    keep: str | None = None,
+    drop: bool = False,
+    by_hand: bool = True,
+) -> None:
+    """Write params.yaml from conf/ and print each key that changed.
+
+    Args:
+        folder: The project's folder.
+        overrides: As in `dvc exp run -S`.
+        keep: Name under which the values of an applied experiment become part of conf/.
+        drop: Forget the values of an applied experiment.
+        by_hand: A person asked, not DVC: values that a person gave before give way.
+
+    Raises:
+        UserError: conf/ or an override is wrong, or values of an applied experiment would be lost
+            and neither `keep` nor `drop` was said.
+    """
+    conf = folder / "conf"
+    current = _current(folder, forgiving=drop)
+    plain = composition.leaves(composition.compose(conf))
+    beside = applied.Applied({}, {}) if drop else _beside(folder, current, plain, by_hand)
+    if keep is not None:
+        _keep(conf, keep, {**beside.carried, **beside.lost})
+        plain = composition.leaves(composition.compose(conf))
+        beside = applied.Applied({}, {})
+    composed = composition.compose(conf, overrides)
+    asked = composition.leaves(composed)
+    lost = {key: value for key, value in beside.lost.items() if asked[key] == plain[key]}
+    if lost:
+        raise applied.undecided(lost, plain)
+    carried = {key: value for key, value in beside.carried.items() if asked[key] == plain[key]}
+    for key, value in carried.items():
+        OmegaConf.update(composed, key, value, merge=False, force_add=True)
+        console.say(f"{key}={value} stays from the applied experiment")
+    composition.check(composed, PARAMS)
+    _finish(folder, current, composed)
+    by = record.EXPERIMENT if carried else record.HAND if overrides else record.FROM_CONF
+    record.keep(composition.leaves(composed), record.Record(conf=plain, by=by))
+
+
+def _current(folder: Path, forgiving: bool) -> Values | None:
+    """What params.yaml holds, None where there is none (or, forgiving, where it is torn)."""
+    file = folder / PARAMS
+    if not file.exists() or not file.read_text(encoding="utf-8").strip():
+        return None
+    try:
+        return composition.leaves(settings.parse(file))
+    except UserError:
+        if forgiving:
+            return None
+        raise
+
+
+def _beside(folder: Path, current: Values | None, plain: Values, by_hand: bool) -> applied.Applied:
+    """The values that params.yaml holds beside conf/, sorted."""
+    nothing = applied.Applied({}, {})
+    if current is None or current == plain:
+        return nothing
+    known = record.find(current)
+    if known is not None and known.by == record.HAND and by_hand:
+        return nothing
+    before = known.conf if known else applied.head(folder)
+    return nothing if before is None else applied.compare(current, before, plain)
+
+
+def _keep(conf: Path, name: str, values: Values) -> None:
+    if not values:
+        raise UserError(
+            "There is nothing to keep",
+            where=PARAMS,
+            found="the values of conf/",
+            expected="values of an applied experiment (`dvc exp apply NAME`)",
+        )
+    experiment.keep(conf, name, values)
+    console.say(f"conf/experiment/{name}.yaml holds {len(values)} values and is selected")
+
+
+def _finish(folder: Path, current: Values | None, composed: Any) -> None:
+    """Write params.yaml where its bytes differ, and print the keys that changed."""
+    file, text = folder / PARAMS, composition.text(composed)
+    if current is None or file.read_text(encoding="utf-8") != text:
+        files.write_text(file, text)
+    if current is None:
+        console.say(f"{PARAMS} written")
+        return
+    new = composition.leaves(composed)
+    for key in {**current, **new}:
+        old_value, new_value = current.get(key, "absent"), new.get(key, "absent")
+        if old_value != new_value:
+            console.say(f"{key}: {old_value} → {new_value}")
