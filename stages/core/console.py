@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -36,12 +37,21 @@ def fail(lines: Sequence[str]) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; every column after the first is aligned to the right."""
-    view = Table(title=title, title_justify="left", title_style="bold")
+    view = Table(title=Text(title), title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
         view.add_column(name, justify="left" if i == 0 else "right")
     for row in rows:
-        view.add_row(*(str(cell) for cell in row))
-    _console.print(view, markup=False)
+        view.add_row(*(Text(str(cell)) for cell in row))
+    _console.print(view)
+
+
+def side_by_side(title: str, texts: Sequence[tuple[str, str]]) -> None:
+    """Print texts beside each other under their headings, wrapped to the width of the terminal."""
+    view = Table(title=Text(title), title_justify="left", title_style="bold", expand=True)
+    for name, _ in texts:
+        view.add_column(name, ratio=1, overflow="fold")
+    view.add_row(*(Text(text) for _, text in texts))
+    _console.print(view, soft_wrap=False)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stages.core import tables
 from stages.core.tables import Examples
@@ -152,14 +153,14 @@ def row_table(tally: Tally, raw: Path, leaked: set[int]) -> RowTable:
 
 
 def _origins(raw: Path, ids: np.ndarray) -> tuple[list[str], np.ndarray]:
-    found: dict[int, tuple[str, int]] = {}
+    columns = ["row", "source", "line"]
     wanted = pa.array(ids)
-    for batch in tables.batches(raw, ["row", "source", "line"]):
-        part = batch.filter(pa.compute.is_in(batch["row"], value_set=wanted))
-        columns = (part[name].to_pylist() for name in ("row", "source", "line"))
-        found.update((row, (source, line)) for row, source, line in zip(*columns, strict=True))
-    origins = [found[row] for row in ids.tolist()]
-    return [source for source, _ in origins], np.array([line for _, line in origins], np.int64)
+    parts = [
+        batch.filter(pc.is_in(batch["row"], value_set=wanted))
+        for batch in tables.batches(raw, columns)
+    ]
+    found = pa.Table.from_batches(parts).sort_by("row")
+    return found["source"].to_pylist(), np.asarray(found["line"], dtype=np.int64)
 
 
 def classes(values: np.ndarray) -> np.ndarray:
