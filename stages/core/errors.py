@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """The user's input or settings are wrong. Ends a command with status 2 and no traceback.
@@ -13,6 +15,8 @@ class UserError(Exception):
         expected: What should be there.
         fix: What to do, as a line that can be followed (a command, a key to set).
     """
+
+    status = 2
 
     def __init__(
         self,
@@ -53,3 +57,15 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+
+class RunFailed(UserError):
+    """A run ended badly in a way that is understood: status 1, the same plain message."""
+
+    status = 1
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names for a message: the first `most`, and how many more there are."""
+    shown = ", ".join(names[:most]) or "none"
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,1 @@
+"""The model stage: base model → data/model.json, its hashes and facts."""
