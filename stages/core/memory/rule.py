@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stages.core import batching
 from stages.core.plan import Plan
 
 if TYPE_CHECKING:
     from stages.core.settings import Settings
-
-MOST_WIDTHS = 8
-WIDTH_STEP = 16
-"""Padded lengths are multiples of this where the examples are longer."""
 
 TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 8192, "metal": 4096})
 """Padded tokens of a micro-batch, by device."""
@@ -39,7 +36,7 @@ def by_rule(settings: Settings, manifest: Any, lengths: np.ndarray, device_kind:
         device_kind: `cpu`, `cuda` or `metal`.
     """
     memory = settings.memory
-    widths = padded_widths(lengths, settings.split.max_seq_length)
+    widths = batching.widths(lengths, settings.split.max_seq_length)
     rows = rows_fixed(settings)
     tokens = TOKENS[device_kind]
     if rows is None:
@@ -87,20 +84,6 @@ def recompute_fixed(value: Any) -> int | None:
 def loss_chunk(vocab_size: int) -> int:
     """Targets per piece of the loss: 64 or 128, by the bytes of their logits."""
     return 128 if 128 * vocab_size * 4 <= LOGIT_BYTES / 2 else 64
-
-
-def padded_widths(lengths: np.ndarray, cap: int) -> tuple[int, ...]:
-    """At most 8 padded lengths, ascending, the last one at least the longest example.
-
-    Equal shares of the examples, rounded up, so that short ones are padded little.
-    """
-    lengths = np.clip(lengths, 2, cap)
-    longest = int(lengths.max())
-    shares = np.linspace(1 / MOST_WIDTHS, 1, MOST_WIDTHS)
-    marks = np.quantile(lengths, shares, method="higher")
-    step = WIDTH_STEP if longest > WIDTH_STEP else 1
-    rounded = {min(cap, math.ceil(mark / step) * step) for mark in marks}
-    return tuple(sorted(rounded | {min(cap, math.ceil(longest / step) * step)}))[-MOST_WIDTHS:]
 
 
 def _count(value: Any, auto: int) -> int:
