@@ -302,3 +302,51 @@ def test_freeing_leaves_only_the_weights_that_remain(name):
         model(tokens)
     trained = [key for key, _ in tree_flatten(model.trainable_parameters())]
     assert trained and all(key.startswith(f"model.layers.{cut}.") for key in trained)
+
+
+class ToyLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def __call__(self, hidden, shared):
+        hidden = mx.tanh(self.linear(hidden))
+        return (hidden if shared is None else mx.multiply(hidden, shared)), hidden
+
+
+class ToyModel(nn.Module):
+    """Layers 1 and 2 take a second output of layer 0; `reads` is what the model's code reads."""
+
+    def __init__(self, reads=lambda layer: None):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(16, 8), [ToyLayer() for _ in range(3)]
+        self.reads = reads
+
+    def __call__(self, tokens):
+        hidden, first = self.layers[0](self.embed(tokens), None)
+        for layer in self.layers[1:]:
+            hidden, _ = layer(hidden, first)
+        self.reads(self.layers[0])
+        return hidden @ self.embed.weight.T
+
+
+def test_an_output_that_mlx_itself_refuses_joins_too():
+    """mx.multiply(hidden, stand-in) raises mlx's own TypeError, which names no layer."""
+    model = ToyModel()
+    tokens = mx.array([[1, 2, 3]])
+    with StagedModel(model) as staged:
+        for cut in (1, 2):
+            assert staged.boundary_axes(cut) == {"hidden": (-3, -2), "layer0.0": (-3, -2)}
+            boundary = staged.frozen(tokens, cut)
+            assert mx.array_equal(staged.logits(tokens, boundary, cut), model(tokens))
+        assert staged.boundary_axes(3) == {"hidden": (-3, -2)}
+
+
+def test_freeing_is_undone_where_the_models_code_reads_a_weight():
+    model = ToyModel(reads=lambda layer: layer.linear.weight)
+    tokens = mx.array([[1, 2, 3]])
+    before = model(tokens)
+    with StagedModel(model) as staged, pytest.raises(UnsupportedModel, match="reads weights"):
+        staged.free_below(2)
+    assert mx.array_equal(model(tokens), before)
+    assert [type(layer) for layer in model.layers] == [ToyLayer] * 3
