@@ -53,7 +53,7 @@ def write(
             and neither `keep` nor `drop` was said.
     """
     conf = folder / "conf"
-    current = _current(folder, forgiving=drop)
+    current = _current(folder)
     plain = composition.leaves(composition.compose(conf))
     beside = applied.Applied({}, {}) if drop else _beside(folder, current, plain, by_hand)
     if keep is not None:
@@ -75,17 +75,21 @@ def write(
     record.keep(composition.leaves(composed), record.Record(conf=plain, by=by))
 
 
-def _current(folder: Path, forgiving: bool) -> Values | None:
-    """What params.yaml holds, None where there is none (or, forgiving, where it is torn)."""
+def _current(folder: Path) -> Values | None:
+    """What params.yaml holds; None where there is none, or where no run could use it.
+
+    A refused `dvc exp run -S train.learning_rate=-1` and a merge conflict leave such a file behind.
+    """
     file = folder / PARAMS
-    if not file.exists() or not file.read_text(encoding="utf-8").strip():
+    if not file.exists():
         return None
     try:
-        return composition.leaves(settings.parse(file))
-    except UserError:
-        if forgiving:
-            return None
-        raise
+        written = settings.parse(file)
+        composition.check(written, PARAMS)
+    except UserError as error:
+        console.warn(f"{PARAMS} is composed anew, no run could use it: {error.what}")
+        return None
+    return composition.leaves(written)
 
 
 def _beside(folder: Path, current: Values | None, plain: Values, by_hand: bool) -> applied.Applied:
@@ -109,7 +113,7 @@ def _keep(conf: Path, name: str, values: Values) -> None:
             expected="values of an applied experiment (`dvc exp apply NAME`)",
         )
     experiment.keep(conf, name, values)
-    console.say(f"conf/experiment/{name}.yaml holds {len(values)} values and is selected")
+    console.say(f"conf/experiment/{name}.yaml holds {', '.join(values)} and is selected")
 
 
 def _finish(folder: Path, current: Values | None, composed: Any) -> None:

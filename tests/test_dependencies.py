@@ -1,0 +1,114 @@
+"""dvc.yaml lists exactly the code that can change a stage's result, found by walking the imports."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+NO_RESULT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["samestep"]["no-result"]
+# The defaults of the schema end up in params.yaml, so compose alone depends on it.
+ALSO = {"compose": {"stages/core/schema.py"}}
+
+
+@cache
+def imported(file: Path) -> frozenset[str]:
+    """The project's own files that a file imports anywhere, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide what is imported"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return frozenset(path for name in names if (path := _file(name)))
+
+
+def _file(name: str) -> str | None:
+    if name.split(".")[0] != "stages":
+        return None
+    module = Path(*name.split("."))
+    for path in (module.with_suffix(".py"), module / "__init__.py"):
+        if (ROOT / path).is_file():
+            return path.as_posix()
+    return None
+
+
+def counts(path: str) -> bool:
+    """Whether a file can change a result: it has code and is not on the list of pyproject.toml."""
+    if any(path == entry or path.startswith(entry + "/") for entry in NO_RESULT):
+        return False
+    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    return not all(isinstance(node, ast.Expr) for node in body)
+
+
+def needed(stage: str) -> set[str]:
+    """The core files that a stage reaches, not walking on through code that changes no result."""
+    waiting = sorted((ROOT / "stages" / stage).rglob("*.py"))
+    seen, found = set(), set()
+    while waiting:
+        for path in imported(waiting.pop()):
+            if path in seen or path.startswith(f"stages/{stage}/"):
+                continue
+            seen.add(path)
+            if counts(path):
+                found.add(path)
+                waiting.append(ROOT / path)
+    return found | ALSO.get(stage, set())
+
+
+def listed(stage: str) -> set[str]:
+    return {path for path in STAGES[stage]["deps"] if path.startswith("stages/")}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_dvc_yaml_lists_the_code_of_a_stage(stage):
+    expected = needed(stage) | {f"stages/{stage}"}
+    missing, needless = expected - listed(stage), listed(stage) - expected
+    assert not missing, f"{stage}: add to its deps in dvc.yaml: {sorted(missing)}"
+    assert not needless, f"{stage}: take out of its deps in dvc.yaml: {sorted(needless)}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_imports_core_and_itself_only(stage):
+    foreign = {
+        path
+        for file in (ROOT / "stages" / stage).rglob("*.py")
+        for path in imported(file)
+        if not path.startswith((f"stages/{stage}/", "stages/core/", "stages/__init__"))
+    }
+    assert not foreign, f"{stage} imports another stage or a command: {sorted(foreign)}"
+
+
+def test_core_imports_core_only():
+    foreign = {
+        f"{file.name}: {path}"
+        for file in (ROOT / "stages/core").rglob("*.py")
+        for path in imported(file)
+        if not path.startswith(("stages/core/", "stages/__init__"))
+    }
+    assert not foreign
+
+
+def test_the_list_names_files_that_exist_each_with_a_reason():
+    for path, reason in NO_RESULT.items():
+        assert (ROOT / path).exists(), path
+        assert len(reason.split()) >= 4, f"{path}: say why it cannot change a result"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_memory_and_run_settings_are_no_dependency(stage):
+    for entry in STAGES[stage].get("params", []):
+        for key in [entry] if isinstance(entry, str) else sum(entry.values(), []):
+            assert key.split(".")[0] not in ("memory", "run"), key
+
+
+def test_validate_does_not_depend_on_the_learning_rate():
+    keys = [key for key in STAGES["validate"]["params"] if isinstance(key, str)]
+    assert not {"train", "train.learning_rate"} & set(keys)
