@@ -1,4 +1,4 @@
-"""Commands that a person runs: `python -m stages <command>`; DVC runs `python -m stages.<stage>`."""
+"""Commands that a person runs: `python -m stages <command>`."""
 
 from __future__ import annotations
 
