@@ -77,6 +77,23 @@ def read(raw: Path, rows: Iterable[int]) -> dict[int, Record]:
     return found
 
 
+def standing_in(raw: Path, other: Path) -> set[int]:
+    """Rows of `raw` whose record also stands in `other`, compared as text.
+
+    Raises:
+        UserError: A file is missing or is no Parquet file.
+    """
+    rows: dict[str, list[int]] = {}
+    for batch in tables.batches(raw, ["row", "record"]):
+        for row, record in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            rows.setdefault(record, []).append(row)
+    found: set[int] = set()
+    for batch in tables.batches(other, ["record"]):
+        for record in batch["record"].to_pylist():
+            found.update(rows.get(record, ()))
+    return found
+
+
 def shortened(text: str, most: int = LONGEST_SHOWN) -> str:
     """The text, its middle replaced by ` … ` where it is longer than `most` characters."""
     if len(text) <= most:

@@ -66,9 +66,14 @@ def evaluate(settings: Settings, machine: Device) -> None:
 
 
 def leaks(split: str) -> set[int]:
-    """Rows of a split that also stand in train, by reports/collect.json."""
-    found = files.read_json(Path("reports/collect.json")).get("leaks", {}).get(split, {})
-    return set(found.get("rows", ()))
+    """Rows of a split that also stand in train.
+
+    reports/collect.json says how many there are; which ones, the tables say.
+    """
+    report = files.read_json(Path("reports/collect.json"))
+    if not report.get("leaked_rows", {}).get(split):
+        return set()
+    return records.standing_in(Path(f"data/raw/{split}.parquet"), Path("data/raw/train.parquet"))
 
 
 def answer_scores(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
