@@ -78,7 +78,7 @@ def choose(examples: Examples, count: int, leaked: set[int]) -> list[int]:
 def prompt_length(tokens: np.ndarray, mask: np.ndarray, rendered: Sequence[int]) -> int:
     """How many tokens of an example go before its last answer.
 
-    The last run of targets is the answer. Where every token is a target (text, or
+    The last run of targets is the answer. Where every token but the first is a target (text, or
     `tokenize.train_on=all`) the rendered prompt says where the answer begins, as far as the
     example starts with it; where there is none, the text is cut.
 

@@ -120,7 +120,7 @@ def test_a_loss_that_is_not_finite_names_the_example(tmp_path):
     _, pair = opened(tmp_path)
     up = pair.model.layers[3].mlp.up_proj
     up.lora_b = mx.full(up.lora_b.shape, float("nan"))
-    with pytest.raises(ArithmeticError, match="tuned loss is not finite .* 40, 41, 42"):
+    with pytest.raises(ArithmeticError, match=r"tuned loss is not finite .* 40, 41, 42"):
         pair.score(micro(first_id=40))
 
 

@@ -16,7 +16,7 @@ def bits(text):
         ("..TTT", 2),
         ("..TT..TTT", 6),  # the last answer of a chat
         ("..TTT..", 2),  # a footer after the answer is no prompt
-        (".TTT", 1),  # one token is prompt enough
+        (".TTTTT", 3),  # a first token is never a target: this is a text, cut in half
         ("..TT.T", 5),
     ],
 )
