@@ -1,6 +1,0 @@
-"""Lets these tests import `small_models` of the folder above."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
