@@ -1,0 +1,288 @@
+"""Which files hold the rows, and which split each belongs to, by the names people use.
+
+A split's name is the first or the last word of a file's name (`train-00000-of-00002.parquet`,
+`wiki.val.jsonl`, `test_1.csv`), or the name of the folder that a file lies in. A folder whose
+files name no split is one set and cut by `data.shares`, like a single file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stages.collect.readers import CODECS, format_of
+from stages.core import paths
+from stages.core.errors import UserError
+
+SOURCE = Path("data/source")
+NAMES = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "eval": "valid",
+    "test": "test",
+    "testing": "test",
+}
+MOST_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its path, and the name it has in messages and tables."""
+
+    path: Path
+    name: str
+
+
+@dataclass
+class Sources:
+    """The files of each split; `train` alone where everything is one set.
+
+    Attributes:
+        splits: Split → its files in reading order.
+        unread: Files beside them that are not read.
+        warnings: What a person should know.
+    """
+
+    splits: dict[str, list[Source]]
+    unread: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def locate(path: str | None) -> tuple[Path, list[str]]:
+    """Find the folder or file that `data.path` means; null is the only one beside toy.
+
+    Returns:
+        The path, and warnings about it.
+
+    Raises:
+        UserError: There is none, there are several, or it was not pulled.
+    """
+    if path is None:
+        return _only_one(), []
+    found = paths.here() / path
+    pointer = found.with_name(found.name + ".dvc")
+    if not found.exists():
+        raise UserError(
+            "data.path does not exist",
+            where=path,
+            found="a .dvc file without its data" if pointer.exists() else None,
+            expected="a folder or a file",
+            fix=f"dvc pull {path}.dvc" if pointer.exists() else "set data.path in conf/data",
+        )
+    inside = found.resolve().is_relative_to((paths.here() / SOURCE).resolve())
+    outside = f"data.path lies outside {SOURCE}: DVC cannot see when it changes"
+    return found, [] if inside else [outside]
+
+
+def _only_one() -> Path:
+    folder = paths.here() / SOURCE
+    if not folder.is_dir():
+        raise UserError(
+            f"There is no folder {SOURCE}",
+            fix=f"mkdir -p {SOURCE}, put your files into {SOURCE}/NAME",
+        )
+    found = [
+        entry
+        for entry in sorted(folder.iterdir())
+        if not entry.name.startswith(".")
+        and entry.name != "toy"
+        and (entry.is_dir() or format_of(entry))
+    ]
+    if len(found) == 1:
+        return found[0]
+    pointers = [entry.name for entry in sorted(folder.glob("*.dvc"))]
+    if not found and pointers:
+        fix = f"dvc pull {SOURCE}/{pointers[0]}"
+    elif not found:
+        fix = f"put your files into {SOURCE}/NAME, or choose data=toy or data=docstrings"
+    else:
+        fix = f"choose one: data.path={SOURCE}/{found[0].name}"
+    raise UserError(
+        f"{SOURCE} holds no data of yours" if not found else "data.path does not say which data",
+        where=str(SOURCE),
+        found=", ".join(entry.name for entry in found) or "nothing beside toy",
+        expected=f"one folder or file in {SOURCE}, or data.path",
+        fix=fix,
+    )
+
+
+def discover(path: Path, label: str) -> Sources:
+    """Find the files of a folder, or take a single file, and give each its split.
+
+    Args:
+        path: The folder or file.
+        label: What to put before the files' names (the path below the root, or a Hub name).
+
+    Raises:
+        UserError: No file with rows; two names for one split; no train file beside others.
+    """
+    if path.is_file():
+        if format_of(path) is None:
+            raise _no_files(label, [path.name])
+        return Sources({"train": [Source(path, label)]})
+    found, unread = _files(path)
+    if not found:
+        return _in_subfolders(path, label, unread)
+    _same_name_twice(found, label)
+    words = {file: _split_words(file) for file in found}
+    named = [file for file in found if words[file]]
+    sources = Sources({}, [_name(label, file.name) for file in unread])
+    if not named:
+        sources.splits["train"] = [Source(file, _name(label, file.name)) for file in found]
+        if len(found) > 1:
+            listed = ", ".join(file.name for file in found[:MOST_NAMED])
+            sources.warnings.append(f"no file is named after a split: one set of {listed}")
+        return sources
+    for file in found:
+        if not words[file]:
+            sources.unread.append(_name(label, file.name))
+            sources.warnings.append(f"{file.name} is not read: its name says no split")
+            continue
+        split = _split_of(file, words[file], label)
+        sources.splits.setdefault(split, []).append(Source(file, _name(label, file.name)))
+    _one_word_each(named, words, label)
+    _with_train(sources, label)
+    return sources
+
+
+def _in_subfolders(path: Path, label: str, unread: list[Path]) -> Sources:
+    """Take folders named after splits, or the only folder that holds files."""
+    folders = [entry for entry in _visible(path) if entry.is_dir()]
+    filled = [
+        folder for folder in folders if any(_files(sub)[0] for sub in [folder, *_deep(folder)])
+    ]
+    named = {folder: NAMES.get(folder.name.lower()) for folder in filled}
+    if not filled:
+        raise _no_files(label, [file.name for file in unread])
+    if len(filled) == 1 and not named[filled[0]]:
+        return discover(filled[0], _name(label, filled[0].name))
+    if not all(named.values()) or len(set(named.values())) < len(filled):
+        raise UserError(
+            "Several folders hold data",
+            where=label,
+            found=", ".join(folder.name for folder in filled[:MOST_NAMED]),
+            expected="folders named train, valid and test, or one of these",
+            fix=f"data.path={_name(label, filled[0].name)}",
+        )
+    sources = Sources({}, [_name(label, file.name) for file in unread])
+    for folder, split in named.items():
+        files, beside = _files(folder)
+        prefix = _name(label, folder.name)
+        if not files:
+            raise _no_files(prefix, [file.name for file in beside])
+        sources.splits[split] = [Source(file, _name(prefix, file.name)) for file in files]
+        sources.unread += [_name(prefix, file.name) for file in beside]
+    _with_train(sources, label)
+    return sources
+
+
+def _visible(folder: Path) -> list[Path]:
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    return sorted(entries, key=lambda entry: _natural(entry.name))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Order `part_2` before `part_10`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _deep(folder: Path) -> list[Path]:
+    return [entry for entry in folder.rglob("*") if entry.is_dir()]
+
+
+def _files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of a folder that hold rows, and those that do not."""
+    files = [entry for entry in _visible(folder) if entry.is_file()]
+    return [file for file in files if format_of(file)], [
+        file for file in files if not format_of(file)
+    ]
+
+
+def _stem(file: Path) -> str:
+    """A file's name without the endings that say its format."""
+    name = file.name
+    if file.suffix.lower() in CODECS:
+        name = Path(name).stem
+    return Path(name).stem
+
+
+def _split_words(file: Path) -> list[str]:
+    """The words of a name that say a split: of the first and the last word, shard numbers off."""
+    words = [word for word in re.split(r"[-_. ]+", _stem(file).lower()) if word]
+    while len(words) > 1 and re.fullmatch(r"\d+|of|part", words[-1]):
+        words.pop()
+    ends = dict.fromkeys([re.sub(r"\d+$", "", word) for word in (*words[:1], *words[-1:])])
+    return [word for word in ends if word in NAMES]
+
+
+def _split_of(file: Path, words: list[str], label: str) -> str:
+    splits = {NAMES[word] for word in words}
+    if len(splits) > 1:
+        raise UserError(
+            "A file's name says two splits",
+            where=_name(label, file.name),
+            found=" and ".join(words),
+            expected="one of train, valid and test",
+            fix="rename it",
+        )
+    return splits.pop()
+
+
+def _one_word_each(named: list[Path], words: dict[Path, list[str]], label: str) -> None:
+    """Refuse valid.jsonl beside dev.jsonl: nobody says which of them is meant."""
+    for split in dict.fromkeys(NAMES.values()):
+        used = {word: file for file in named for word in words[file] if NAMES[word] == split}
+        if len(used) > 1:
+            raise UserError(
+                f"Two names stand for the {split} split",
+                where=label,
+                found=", ".join(file.name for file in used.values()),
+                expected=f"one name for {split}",
+                fix="move one of them elsewhere, or rename it",
+            )
+
+
+def _same_name_twice(files: list[Path], label: str) -> None:
+    """Refuse train.jsonl beside train.parquet: most likely the same rows twice."""
+    stems: dict[str, Path] = {}
+    for file in files:
+        other = stems.setdefault(_stem(file), file)
+        if other is not file:
+            raise UserError(
+                "The same name stands there in two formats",
+                where=label,
+                found=f"{other.name}, {file.name}",
+                expected="one of them",
+                fix="move one elsewhere",
+            )
+
+
+def _with_train(sources: Sources, label: str) -> None:
+    if "train" not in sources.splits:
+        files = [source.name for split in sources.splits.values() for source in split]
+        raise UserError(
+            "There is no train file",
+            where=label,
+            found=", ".join(files[:MOST_NAMED]),
+            expected="train.jsonl (or .json, .csv, .tsv, .parquet, also packed)",
+            fix="rename one, or set data.path to a single file, which is then cut by data.shares",
+        )
+
+
+def _name(label: str, name: str) -> str:
+    return f"{label}/{name}" if label else name
+
+
+def _no_files(label: str, beside: list[str]) -> UserError:
+    return UserError(
+        "There is no file with rows",
+        where=label,
+        found=", ".join(beside[:MOST_NAMED]) or "nothing",
+        expected=".jsonl, .ndjson, .json, .csv, .tsv or .parquet, also as .gz, .bz2, .zst or .lz4",
+        fix="put train.jsonl there (valid.jsonl and test.jsonl if you have them)",
+    )
