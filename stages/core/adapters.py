@@ -15,7 +15,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from stages.core import files, schema, tensors
-from stages.core.errors import UserError, listed
+from stages.core.errors import RunFailed, UserError, listed
 from stages.core.manifest import Manifest
 from stages.core.trainable import Attached, attach, lora_config, trained, wrap
 
@@ -37,12 +37,16 @@ def save(
         train: The settings that shaped the adapters.
 
     Raises:
-        ValueError: A number is not finite; nothing is written.
+        RunFailed: A number is not finite; nothing is written.
         UserError: No space is left.
     """
     broken = [name for name, array in weights.items() if not _finite(array)]
     if broken:
-        raise ValueError(f"adapters are not saved: not finite in {listed(sorted(broken))}")
+        raise RunFailed(
+            "Adapters with NaN or infinity are never saved",
+            found=f"not finite: {listed(sorted(broken))}",
+            fix="lower train.learning_rate, or set train.clip_norm",
+        )
     with files.replacing_folder(folder) as temporary:
         tensors.write(temporary / WEIGHTS, dict(weights))
         files.write_json(temporary / CONFIG, config(manifest, train))
@@ -78,15 +82,16 @@ def load(folder: Path, model: nn.Module) -> None:
     settings = read_config(folder)
     weights = _read_weights(folder)
     full = settings["fine_tune_type"] == "full"
-    if not full and not _has_adapters(model):
+    prepared = _prepared(model)
+    if not prepared and not full:
         model.freeze()
         wrap(model, settings["num_layers"], settings["lora_parameters"], settings["fine_tune_type"])
-    chosen = _partly_frozen(model)
-    expected = trained(model) if chosen else dict(tree_flatten(model.parameters()))
-    _compare(folder, weights, expected, partial=full and not chosen)
+    whole = full and not prepared
+    expected = dict(tree_flatten(model.parameters())) if whole else trained(model)
+    _compare(folder, weights, expected, partial=whole)
     cast = [(name, array.astype(expected[name].dtype)) for name, array in weights.items()]
     model.load_weights(cast, strict=False)
-    mx.eval(model.parameters())
+    mx.eval([array for _, array in cast])  # not the base: it may be lazy
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -141,8 +146,16 @@ def _finite(array: mx.array) -> bool:
     return bool(mx.all(mx.isfinite(array)).item())
 
 
-def _partly_frozen(model: nn.Module) -> bool:
-    return 0 < len(trained(model)) < len(tree_flatten(model.parameters()))
+def _prepared(model: nn.Module) -> bool:
+    """Whether `attach` (or mlx-lm) has chosen what is trained: adapter layers, or some layers only.
+
+    Quantized modules freeze themselves, so a partly frozen quantized model may still be plain.
+    """
+    names = [name for name, _ in tree_flatten(model.parameters())]
+    if any(name.endswith(".lora_a") for name in names):
+        return True
+    quantized = any(hasattr(module, "bits") for _, module in model.named_modules())
+    return not quantized and 0 < len(trained(model)) < len(names)
 
 
 def _compare(
@@ -168,7 +181,3 @@ def _compare(
             expected="the same names and shapes (rank, keys, num_layers, fine_tune_type, model)",
             fix="train with the settings in the folder's adapter_config.json, or use others",
         )
-
-
-def _has_adapters(model: nn.Module) -> bool:
-    return any(name.rsplit(".", 1)[-1] == "lora_a" for name, _ in tree_flatten(model.parameters()))
