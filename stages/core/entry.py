@@ -49,9 +49,9 @@ def guarded(name: str, work: Callable[[], int | None]) -> int:
     try:
         return work() or DONE
     except UserError as error:
-        _record(name, WRONG_INPUT, error.record())
+        _record(name, error.status, error.record())
         console.fail(error.lines())
-        return WRONG_INPUT
+        return error.status
     except Stopped as stopped:
         _record(name, 128 + stopped.number, {"what": signal.Signals(stopped.number).name})
         console.say(f"{name}: stopped by {signal.Signals(stopped.number).name}")

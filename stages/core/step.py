@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -25,7 +24,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
-from stages.core.adapters import Attached
+from stages.core.trainable import Attached
 from stages.core.batching import MicroBatch
 from stages.core.guard import RelativeErrors, perturbed_adapters
 from stages.core.layers import Boundary, StagedModel, UnsupportedModel, layer_list
@@ -218,8 +217,7 @@ class Step:
         run = self._sum
         if self.plan.compiled:
             # One trace for first and later micro-batches.
-            zeros = partial(tree_map, lambda x: mx.zeros(x.shape, mx.float32))
-            total = zeros(parameters) if total is None else total
+            total = zero_gradient(self.model) if total is None else total
             run = self._compiled
         try:
             with self._settings_in_force():
@@ -296,6 +294,11 @@ class Step:
             finally:
                 for i in chosen:
                     self.staged.run_layer_with(i, None)
+
+
+def zero_gradient(model: nn.Module) -> Gradient:
+    """The gradient of an update without a target."""
+    return tree_map(lambda x: mx.zeros(x.shape, mx.float32), model.trainable_parameters())
 
 
 def global_norm(gradient: Gradient) -> float:

@@ -1,0 +1,1 @@
+"""The exact update under this machine's plan, exact resume, adapters and their history."""

@@ -1,0 +1,270 @@
+"""The exact update, in small pieces: order, cut, micro-steps, update, validation, record.
+
+    loss of a micro-batch = sum over its targets / targets of the whole update
+
+so gradients of micro-batches add up to the gradient of the effective batch, however it is cut.
+Nothing here reads settings files, the environment or the clock to decide anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stages.core import batching, console, noise, schema
+from stages.core.measure import memory_now, phase
+from stages.core.schedule import Rates
+from stages.core.step import Gradient, Step, zero_gradient
+from stages.core.tables import Examples
+from stages.train import optimizer
+from stages.train.checkpoint import Store
+from stages.train.state import Best, TrainState
+from stages.train.stopping import Stop
+
+MOST_SKIPPED = 10
+
+epoch_batches = functools.lru_cache(maxsize=1)(batching.effective_batches)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same during a run.
+
+    Attributes:
+        train: The mathematics.
+        run: How often to save, how many checkpoints to keep.
+        step: Loss and gradient under the plan.
+        examples, valid: What is trained, and what is validated (may be empty).
+        rates: The learning rate of every update.
+        updates: Updates of the whole run.
+        last: The update to end at: `updates`, or `train.stop_at_update` before that.
+        store: The run's checkpoints.
+        stop: Looked at between micro-batches.
+    """
+
+    train: schema.Train
+    run: schema.Run
+    step: Step
+    examples: Examples
+    valid: Examples
+    rates: Rates
+    updates: int
+    last: int
+    store: Store
+    stop: Stop
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Loss and gradient of one update's examples, before anything is applied.
+
+    Attributes:
+        loss: Per target, nats.
+        gradient: Summed over micro-batches, float32.
+        ids: The examples.
+        targets, tokens: How many, without padding.
+        bad: Examples of micro-batches whose loss is not finite.
+    """
+
+    loss: float
+    gradient: Gradient
+    ids: np.ndarray
+    targets: int
+    tokens: int
+    bad: tuple[int, ...]
+
+
+class NotFiniteError(Exception):
+    """A loss, gradient or weight is NaN or infinite, and the run may not go on."""
+
+    def __init__(self, update: int, what: str, outcome: Outcome, norm: float) -> None:
+        super().__init__(f"update {update}: {what}")
+        self.update = update
+        self.what = what
+        self.outcome = outcome
+        self.norm = norm
+
+
+def train(job: Job, state: TrainState) -> None:
+    """Go on from `state` until the job is done; `state` is between two updates at every exit.
+
+    Raises:
+        Stopped: A signal arrived.
+        NotFiniteError: See `train.on_nonfinite`.
+    """
+    with console.progress("train", job.last, "updates") as advance:
+        advance(state.update)
+        while True:
+            if validation_due(job, state):
+                validate(job, state)
+            if save_due(job, state):
+                job.store.save(state, job.step, job.run.keep_last)
+            if done(job, state):
+                return
+            loss = update(job, state)
+            advance(1, note=f"loss {loss:.4f}" if math.isfinite(loss) else "skipped")
+
+
+def done(job: Job, state: TrainState) -> bool:
+    """Whether the last update is reached or patience has run out."""
+    return state.update >= job.last or out_of_patience(job, state)
+
+
+def out_of_patience(job: Job, state: TrainState) -> bool:
+    """Whether `train.patience` validations in a row were no better than the best one."""
+    return job.train.patience is not None and state.stale >= job.train.patience
+
+
+def validation_due(job: Job, state: TrainState) -> bool:
+    """Whether this update is validated: every `updates_per_eval`, and the end of the whole run.
+
+    Never because of `stop_at_update`: a run that goes on later has the same rows as one that never
+    stopped.
+    """
+    if not len(job.valid) or state.update in (0, state.evaluated):
+        return False
+    every = job.train.updates_per_eval
+    return state.update == job.updates or (every is not None and state.update % every == 0)
+
+
+def save_due(job: Job, state: TrainState) -> bool:
+    """Whether a checkpoint is written now: every `updates_per_save` and at the end."""
+    if state.update == 0 or job.store.holds(state):
+        return False
+    return state.update % job.run.updates_per_save == 0 or done(job, state)
+
+
+def update(job: Job, state: TrainState) -> float:
+    """Take one update and record it; returns its loss per target."""
+    started = time.monotonic()
+    peaks: dict[str, float] = {}
+    batches = epoch_batches(
+        len(job.examples), job.train.effective_batch_size, job.train.seed, state.epoch
+    )
+    with phase(peaks, "micro_step"):
+        outcome = micro_steps(job, state.update + 1, batches[state.position])
+    rate = job.rates(state.update)
+    with phase(peaks, "update"):
+        norm = take(job, state, outcome, rate)
+    state.advance(len(batches))
+    record(job, state, outcome, rate, norm)
+    record_machine(state, outcome, peaks, time.monotonic() - started)
+    return outcome.loss
+
+
+def micro_steps(job: Job, number: int, ids: np.ndarray) -> Outcome:
+    """Cut the examples of update `number` under the plan and add up loss and gradient."""
+    parts = batching.micro_batches(job.examples, ids, job.step.plan)
+    targets = sum(micro.targets for micro in parts)
+    loss, gradient, bad = 0.0, None, []
+    for index, micro in enumerate(parts):
+        job.stop.check()
+        if not micro.targets:
+            continue
+        noise.seed(job.train.seed, number, index)
+        part, gradient = job.step.gradient(micro, targets, gradient)
+        loss += part
+        if not math.isfinite(part):
+            bad += micro.ids.tolist()
+    if gradient is None:
+        gradient = zero_gradient(job.step.model)
+    tokens = sum(micro.tokens for micro in parts)
+    return Outcome(loss, gradient, ids, targets, tokens, tuple(bad))
+
+
+def take(job: Job, state: TrainState, outcome: Outcome, rate: float) -> float | None:
+    """Clip and apply the gradient, or skip the update; returns the norm before clipping.
+
+    Raises:
+        NotFiniteError: Loss or gradient are not finite, and are not to be skipped (any more), or
+            the weights would not be after the step.
+    """
+    gradient, norm = optimizer.clipped(outcome.gradient, job.train.clip_norm)
+    number = state.update + 1
+    if not (math.isfinite(outcome.loss) and math.isfinite(norm)):
+        what = f"loss {outcome.loss}, gradient norm {norm}"
+        if job.train.on_nonfinite == "stop":
+            raise NotFiniteError(number, what, outcome, norm)
+        if state.skipped == MOST_SKIPPED:
+            what += f", after {MOST_SKIPPED} skipped updates"
+            raise NotFiniteError(number, what, outcome, norm)
+        state.skipped += 1
+        console.warn(f"update {number} is skipped ({state.skipped} so far): {what}")
+        return None
+    if not optimizer.apply(job.step.model, state.optimizer, gradient, rate):
+        raise NotFiniteError(number, "the weights after it are not finite", outcome, norm)
+    return norm
+
+
+def validate(job: Job, state: TrainState) -> None:
+    """Validate, keep the arrays if they are the best so far, and record it."""
+    peaks: dict[str, float] = {}
+    with phase(peaks, "validation"):
+        loss = evaluate(job.step, job.valid, job.stop.check)
+    state.note_peaks(peaks)
+    better = math.isfinite(loss) and (state.best is None or loss < state.best.loss)
+    if better:
+        state.best = Best(state.update, loss)
+        job.store.keep_best(state, job.step.model)
+    state.stale = 0 if better else state.stale + 1
+    state.evaluated = state.update
+    epoch = passes(job, state)
+    targets = int(job.valid.targets.sum())
+    state.history.valid.add(
+        update=state.update, epoch=epoch, loss=loss, targets=targets, best=better
+    )
+    console.say(f"update {state.update}: validation loss {loss:.4f}{' (best)' if better else ''}")
+
+
+def evaluate(step: Step, examples: Examples, between: Callable[[], None]) -> float:
+    """Loss per target over all examples; draws no random number, so training stays as it is.
+
+    Args:
+        between: Called before each micro-batch.
+    """
+    total, targets = 0.0, 0
+    for ids in batching.groups(examples.lengths, np.arange(len(examples)), step.plan):
+        between()
+        micro = batching.micro_batch(examples, ids, step.plan)
+        if micro.targets:
+            total += step.target_losses(micro).loss.sum(dtype=np.float64)
+            targets += micro.targets
+    return float(total) / max(1, targets)
+
+
+def passes(job: Job, state: TrainState) -> float:
+    """Passes over the examples done so far."""
+    inside = state.position * job.train.effective_batch_size
+    return state.epoch + inside / len(job.examples)
+
+
+def record(job: Job, state: TrainState, outcome: Outcome, rate: float, norm: float | None) -> None:
+    """Add the update's row to history.csv; a skipped one has neither loss nor norm."""
+    state.history.updates.add(
+        update=state.update,
+        epoch=passes(job, state),
+        loss=None if norm is None else outcome.loss,
+        targets=outcome.targets,
+        tokens=outcome.tokens,
+        learning_rate=float(f"{rate:.7g}"),
+        grad_norm=norm,
+    )
+
+
+def record_machine(
+    state: TrainState, outcome: Outcome, peaks: dict[str, float], seconds: float
+) -> None:
+    """Add the update's row to run.csv."""
+    state.note_peaks(peaks)
+    state.history.run.add(
+        update=state.update,
+        seconds=seconds,
+        tokens_per_second=outcome.tokens / seconds,
+        peak_gb=max(peaks.values()),
+        **memory_now(),
+    )

@@ -1,0 +1,209 @@
+"""One run in this process: loaded, resumed where it stopped, trained, its outputs written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from stages.core import adapters, batching, console, files, models, schedule
+from stages.core.device import Device
+from stages.core.entry import Stopped
+from stages.core.errors import RunFailed, UserError
+from stages.core.manifest import read_manifest
+from stages.core.memory.rule import by_rule
+from stages.core.plan import Plan
+from stages.core.settings import Settings
+from stages.core.step import Step
+from stages.core.tables import Examples, read_examples
+from stages.core.trainable import attach
+from stages.train import loop, optimizer, outputs
+from stages.train.checkpoint import Saved, Store, bytes_on_disk
+from stages.train.identity import TRAIN, VALID
+from stages.train.state import TrainState
+from stages.train.stopping import Stop
+
+CHECK_TOKENS = 256
+"""About how long the example is that the plan is checked on."""
+
+
+class Session:
+    """Everything of one run.
+
+    Args:
+        settings: Of this run.
+        device: What computes.
+        folder: Of the run's checkpoints; its name is the run's fingerprint.
+        stop: Looked at between micro-batches.
+
+    Raises:
+        UserError: A file is missing or does not fit, or the disk has no room for checkpoints.
+    """
+
+    def __init__(self, settings: Settings, device: Device, folder: Path, stop: Stop) -> None:
+        self.settings = settings
+        self.device = device
+        self.manifest = read_manifest()
+        store = Store(folder, folder.name, machine_facts(settings, device))
+        examples, valid = read_examples(TRAIN), read_examples(VALID)
+        train = settings.train
+        updates = batching.updates_in_run(
+            len(examples), train.effective_batch_size, train.epochs, train.updates
+        )
+        last = min(updates, train.stop_at_update or updates)
+        saved = store.latest(last)
+        plan = self._plan(examples, valid, saved, store)
+        set_limits(plan, device)
+        self.attached, step = self._step(plan)
+        self.state = TrainState(optimizer.build(train, step.model))
+        self.job = loop.Job(
+            train=train,
+            run=settings.run,
+            step=step,
+            examples=examples,
+            valid=valid,
+            rates=schedule.rates(train, updates),
+            updates=updates,
+            last=last,
+            store=store,
+            stop=stop,
+        )
+        step.check(check_batch(examples, step.plan))
+        if saved is not None:
+            store.load(saved, self.state, step.model)
+            self.state.resumed.append(self.state.update)
+        require_room(self.job, self.state)
+
+    def announce(self) -> None:
+        """Say what will be trained, at which rates, and from where."""
+        train, job = self.settings.train, self.job
+        console.say(self.attached.line())
+        console.say(schedule.line(train, job.updates))
+        if optimizer.ignores_rate(train):
+            console.warn(
+                "adafactor sets its own rate; optimizer_config relative_step=false uses it"
+            )
+        for note in job.step.notes:
+            console.warn(note)
+        if not len(job.valid):
+            console.warn("no valid examples: the last adapter is kept, and patience never ends")
+        end = f", ends at {job.last}" if job.last < job.updates else ""
+        console.say(f"{len(job.examples)} examples, {job.updates} updates{end}")
+        if self.state.update:
+            console.say(f"goes on after update {self.state.update}, from its checkpoint")
+
+    def train(self) -> None:
+        """Train to the last update.
+
+        Raises:
+            Stopped: A signal arrived; a checkpoint is written.
+            RunFailed: A loss, gradient or weight was not finite; the last good state is kept.
+        """
+        try:
+            loop.train(self.job, self.state)
+        except loop.NotFiniteError as error:
+            raise self._failed(error) from error
+        except (Stopped, SystemExit, BrokenPipeError):
+            self._save()
+            raise
+
+    def finish(self) -> None:
+        """Write adapters/ and reports/train/; a run that is through needs no checkpoints any more.
+
+        A run ended by stop_at_update keeps them, without the validation made here for its adapter,
+        so that going on later equals a run that never stopped.
+        """
+        job, state = self.job, self.state
+        if len(job.valid) and state.evaluated != state.update:
+            loop.validate(job, state)
+        outputs.finish(job, state, self.manifest, self.device)
+        if state.update == job.updates or loop.out_of_patience(job, state):
+            job.store.clear()
+
+    def _save(self) -> None:
+        """A checkpoint of the state as it is, unless that is on the disk already."""
+        job, state = self.job, self.state
+        if state.update and not job.store.holds(state):
+            job.store.save(state, job.step, job.run.keep_last)
+
+    def _failed(self, error: loop.NotFiniteError) -> RunFailed:
+        if optimizer.finite(self.job.step.model.trainable_parameters()):
+            self._save()
+        report = outputs.stopped(self.job, error)
+        return RunFailed(
+            "A loss, gradient or weight is not finite: training stops, nothing bad is saved",
+            where=f"update {error.update}, {outputs.listed(report)}",
+            found=error.what,
+            expected="finite numbers",
+            fix="lower train.learning_rate, set train.clip_norm, or look at these rows; all rows of"
+            f" the update: {outputs.REPORTS / outputs.STOPPED}, also in {self.job.store.folder}",
+        )
+
+    def _step(self, plan: Plan) -> tuple[Any, Step]:
+        settings = self.settings
+        folder = models.folder(self.manifest, settings.model)
+        model, _ = models.load_model(folder, settings.model.dtype)
+        attached = attach(model, settings.train)
+        if settings.train.initial_adapters is not None:
+            adapters.load(Path(settings.train.initial_adapters), model)
+        return attached, Step(model, attached, plan)
+
+    def _plan(self, examples: Examples, valid: Examples, saved: Saved | None, store: Store) -> Plan:
+        """A checkpoint's plan while device and memory settings are the same; else a new one."""
+        lengths = np.concatenate([examples.lengths, valid.lengths])
+        plan = by_rule(self.settings, self.manifest, lengths, self.device.kind)
+        if saved is None:
+            return plan
+        now, then = dict(store.machine), dict(saved.machine)
+        threads = now.pop("threads"), then.pop("threads")
+        if threads[0] != threads[1]:
+            console.warn(
+                f"OpenBLAS has {threads[0]} threads, {threads[1]} when the run was stopped:"
+                " the last bits will differ from a run that was never stopped"
+            )
+        if now == then:
+            return saved.plan
+        console.say("device or memory settings changed since the checkpoint: a new plan is used")
+        return plan
+
+
+def machine_facts(settings: Settings, device: Device) -> dict[str, Any]:
+    """What the bits of a run hang on besides its mathematics."""
+    memory = {name: value for name, value in vars(settings.memory).items() if value != "auto"}
+    return {"threads": device.threads, "device": device.kind, "memory": memory}
+
+
+def check_batch(examples: Examples, plan: Plan) -> batching.MicroBatch:
+    """The example with targets whose length is nearest to `CHECK_TOKENS`, alone."""
+    distance = np.abs(examples.lengths - CHECK_TOKENS) + (examples.targets == 0) * 1e9
+    return batching.micro_batch(examples, np.array([distance.argmin()]), plan)
+
+
+def set_limits(plan: Plan, device: Device) -> None:
+    """Tell MLX's allocator how much it may keep, and Metal how much stays wired."""
+    if plan.cache_limit_gb is not None:
+        mx.set_cache_limit(int(plan.cache_limit_gb * 1e9))
+    if device.kind == "metal":
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+
+
+def require_room(job: loop.Job, state: TrainState) -> None:
+    """Say how much disk the checkpoints will take, and refuse to start without room for them.
+
+    Raises:
+        UserError: The disk has less free.
+    """
+    moments = optimizer.flat_state(state.optimizer)
+    need = bytes_on_disk(job.step.model, moments, job.run.keep_last) / 1e9
+    free = files.free_gb(job.store.folder)
+    console.say(f"checkpoints take at most {need:.2f} GB of {free:.1f} GB free")
+    if need > free:
+        raise UserError(
+            "The disk has no room for this run's checkpoints",
+            where=str(job.store.folder),
+            found=f"{free:.2f} GB free",
+            expected=f"{need:.2f} GB",
+            fix="free some space (`make clean-cache`), or lower run.keep_last",
+        )

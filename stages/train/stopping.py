@@ -1,0 +1,54 @@
+"""When to end early: a signal, or the process that asked for the work is gone.
+
+Training looks at a flag between micro-batches, so that a signal never cuts through an update or a
+file. A child whose parent is gone does the same, and ends at the latest one second after that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from stages.core import parent
+from stages.core.entry import Stopped
+
+GRACE_S = 1.0
+"""Time to write a checkpoint after the parent is gone; a big one is lost, the last one stays."""
+PR_SET_PDEATHSIG = 1
+
+
+class Stop:
+    """Whether to end, and by which signal."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def listen(self) -> None:
+        """Take SIGINT and SIGTERM as wishes from now on."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._asked)
+
+    def _asked(self, number: int, _frame: FrameType | None) -> None:
+        self.number = number
+
+    def check(self) -> None:
+        """Raise `Stopped` when somebody has asked to end."""
+        if self.number is not None:
+            raise Stopped(self.number)
+
+    def with_parent(self, pid: int) -> None:
+        """End with the process `pid`, this one's parent."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        parent.watch(self._orphaned, under_dvc=False)
+        if os.getppid() != pid:
+            self._orphaned()
+
+    def _orphaned(self) -> None:
+        self.number = signal.SIGTERM
+        time.sleep(GRACE_S)
+        os._exit(128 + signal.SIGTERM)
