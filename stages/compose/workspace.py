@@ -13,6 +13,7 @@ from stages.core import console, files, settings
 from stages.core.errors import UserError
 
 PARAMS = settings.PARAMS
+NOTHING = applied.Applied({}, {})
 Values = dict[str, Any]
 
 
@@ -54,24 +55,30 @@ def write(
     """
     conf = folder / "conf"
     current = _current(folder)
-    plain = composition.leaves(composition.compose(conf))
-    beside = applied.Applied({}, {}) if drop else _beside(folder, current, plain, by_hand)
+    composed = composition.compose(conf)
+    plain = composition.leaves(composed)
+    known = record.find(current) if current else None
+    given_way = drop or (by_hand and keep is None and known is not None and known.by == record.HAND)
+    beside = NOTHING if given_way else _beside(folder, current, plain, known)
     if keep is not None:
         _keep(conf, keep, {**beside.carried, **beside.lost})
-        plain = composition.leaves(composition.compose(conf))
-        beside = applied.Applied({}, {})
-    composed = composition.compose(conf, overrides)
-    asked = composition.leaves(composed)
-    lost = {key: value for key, value in beside.lost.items() if asked[key] == plain[key]}
+        composed = composition.compose(conf)
+        plain, beside = composition.leaves(composed), NOTHING
+    if overrides:
+        composed = composition.compose(conf, overrides)
+    asked = _asked(overrides, composition.leaves(composed), plain)
+    lost = {key: value for key, value in beside.lost.items() if key not in asked}
     if lost:
         raise applied.undecided(lost, plain)
-    carried = {key: value for key, value in beside.carried.items() if asked[key] == plain[key]}
+    carried = {key: value for key, value in beside.carried.items() if key not in asked}
     for key, value in carried.items():
         OmegaConf.update(composed, key, value, merge=False, force_add=True)
-        console.say(f"{key}={value} stays from the applied experiment")
+        console.say(f"{key}={value} stays, beside conf/")
     composition.check(composed, PARAMS)
     _finish(folder, current, composed)
-    by = record.EXPERIMENT if carried else record.HAND if overrides else record.FROM_CONF
+    by = record.HAND if overrides else record.FROM_CONF
+    if carried:
+        by = known.by if known else record.EXPERIMENT
     record.keep(composition.leaves(composed), record.Record(conf=plain, by=by))
 
 
@@ -92,16 +99,25 @@ def _current(folder: Path) -> Values | None:
     return composition.leaves(written)
 
 
-def _beside(folder: Path, current: Values | None, plain: Values, by_hand: bool) -> applied.Applied:
+def _beside(
+    folder: Path, current: Values | None, plain: Values, known: record.Record | None
+) -> applied.Applied:
     """The values that params.yaml holds beside conf/, sorted."""
-    nothing = applied.Applied({}, {})
     if current is None or current == plain:
-        return nothing
-    known = record.find(current)
-    if known is not None and known.by == record.HAND and by_hand:
-        return nothing
+        return NOTHING
     before = known.conf if known else applied.head(folder)
-    return nothing if before is None else applied.compare(current, before, plain)
+    return NOTHING if before is None else applied.compare(current, before, plain)
+
+
+def _asked(overrides: Sequence[str], composed: Values, plain: Values) -> set[str]:
+    """The keys that overrides name or change."""
+    named = {word.lstrip("+~").split("=", maxsplit=1)[0] for word in overrides}
+    return {
+        key
+        for key in composed
+        if composed[key] != plain.get(key)
+        or any(key == name or key.startswith(name + ".") for name in named)
+    }
 
 
 def _keep(conf: Path, name: str, values: Values) -> None:
