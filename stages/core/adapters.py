@@ -86,6 +86,7 @@ def load(folder: Path, model: nn.Module) -> None:
     if not prepared and not full:
         model.freeze()
         wrap(model, settings["num_layers"], settings["lora_parameters"], settings["fine_tune_type"])
+        model.train(model.training)  # new layers start in training mode: dropout would be on
     whole = full and not prepared
     expected = dict(tree_flatten(model.parameters())) if whole else trained(model)
     _compare(folder, weights, expected, partial=whole)
