@@ -52,7 +52,7 @@ chat: $(INSTALLED)  ## talk to the tuned model
 	@$(BIN)/python -m stages chat $(ARGS)
 
 clean-cache: $(INSTALLED)  ## remove what .cache can rebuild
-	@$(BIN)/python -m stages doctor --clean-cache $(ARGS)
+	@$(BIN)/python -m stages clean-cache $(ARGS)
 
 lock:  ## resolve pyproject.toml anew into both lock files (needs uv)
 	@command -v uv >/dev/null || { echo 'error: `make lock` needs uv (`pip install uv`)' >&2; exit 2; }

@@ -1,0 +1,1 @@
+"""core: what two or more stages share."""
