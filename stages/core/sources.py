@@ -81,7 +81,7 @@ def locate(source: Source, model: schema.Model) -> Path | None:
         folder = _snapshot(source.repo or "", source.revision or "")
         check_folder(folder, source.repo or "")
         return folder
-    path = paths.root() / (model.path or "")
+    path = paths.root() / Path(model.path or "").expanduser()
     if not path.exists():
         raise UserError(
             "The model is not where model.path says",

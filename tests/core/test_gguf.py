@@ -268,6 +268,9 @@ def test_a_file_that_is_cut_off_or_no_gguf_is_refused(tmp_path):
     path.write_bytes(b"GGUF")
     with pytest.raises(UserError, match="cannot be read"):
         gguf.read(path)
+    path.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 3000)  # MLX itself would crash on this one
+    with pytest.raises(UserError, match="cannot be read"):
+        gguf.read(path)
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(UserError) as caught:
         gguf.read(path)
