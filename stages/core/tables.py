@@ -54,21 +54,25 @@ EXAMPLES = pa.schema(
 @contextlib.contextmanager
 def writing(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Open a Parquet file (zstd) that appears under its name only when the block ends well."""
+    # A dictionary of token ids makes files half as large again, and takes twice the time.
+    words = [field.name for field in schema if pa.types.is_string(field.type)]
     with (
         files.replacing(path) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+        pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=words) as writer,
     ):
         yield writer
 
 
-def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Read a table as a stream of record batches of at most `ROWS_PER_GROUP` rows.
+def batches(
+    path: Path, columns: Sequence[str] | None = None, rows_per_batch: int = ROWS_PER_GROUP
+) -> Iterator[pa.RecordBatch]:
+    """Read a table as a stream of record batches of at most `rows_per_batch` rows.
 
     Raises:
         UserError: The file is missing or is no Parquet file.
     """
     with _open(path) as file:
-        yield from file.iter_batches(batch_size=ROWS_PER_GROUP, columns=columns)
+        yield from file.iter_batches(batch_size=rows_per_batch, columns=columns)
 
 
 def rows(path: Path) -> int:

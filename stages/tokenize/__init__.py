@@ -1,0 +1,1 @@
+"""Rows to tokens and target masks, by the model's own tokenizer and chat template."""
