@@ -22,7 +22,7 @@ from stages.core.settings import Settings
 from stages.train.identity import checkpoints, run_fingerprint
 
 VALIDATED = Path("reports/validate.json")
-WAIT_S = 10.0
+WAIT_S = 5.0
 """How long to wait for another process on the same run: an orphan ends within 2 s."""
 GRACE_S = 1.0
 """Time for the child to write a checkpoint once dvc is gone."""
