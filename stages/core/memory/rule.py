@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.core import batching
+from stages.core.activations import size
 from stages.core.plan import Plan
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def by_rule(settings: Settings, manifest: Any, lengths: np.ndarray, device_kind:
 
     Args:
         settings: The run's settings.
-        manifest: Facts of the base model; `vocab_size` is used.
-        lengths: Tokens of each training example, (N,), N at least 1.
+        manifest: Facts of the base model.
+        lengths: Tokens of each example, trained or validated, (N,), N at least 1.
         device_kind: `cpu`, `cuda` or `metal`.
     """
     memory = settings.memory
@@ -50,7 +51,7 @@ def by_rule(settings: Settings, manifest: Any, lengths: np.ndarray, device_kind:
         recompute=recompute_fixed(memory.grad_checkpoint) or 0,
         loss_chunk=_count(memory.loss_chunk, auto=loss_chunk(manifest.vocab_size)),
         attention_block=_count(memory.attention_block, auto=0),
-        activation_cache=memory.activation_cache == "on",
+        activation_cache=size.wanted(settings, manifest, lengths),
         cache_limit_gb=None if memory.cache_limit_gb == "auto" else float(memory.cache_limit_gb),
     )
 

@@ -8,13 +8,13 @@ import pytest
 from stages.core.memory import rule
 from stages.core.schema import Settings
 
-MANIFEST = SimpleNamespace(vocab_size=49152)
+MANIFEST = SimpleNamespace(vocab_size=49152, num_layers=30, hidden_size=576, dtype="float32")
 LENGTHS = np.array([10, 20, 33, 47, 100, 250, 384, 384, 5, 64])
 
 
 def settings(effective=8, hosts=None, **memory):
     made = Settings()
-    made.train.effective_batch_size = effective
+    made.train.effective_batch_size, made.train.epochs = effective, 1.0
     made.run.launch.hosts = hosts
     for key, value in memory.items():
         setattr(made.memory, key, value)
@@ -30,7 +30,6 @@ def test_all_auto_on_the_cpu():
     assert (made.batch_size, made.batch_tokens, made.recompute) == (8, 2048, 0)
     assert made.loss_chunk == 128  # 128 × 49152 × 4 bytes = 25 MB of logits
     assert made.attention_block == 0
-    assert not made.activation_cache
     assert made.widths[-1] == 384
     assert len(made.widths) <= 8
 
