@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stages.core import batching, console, noise, schema
+from stages.core.activations.reader import Activations
 from stages.core.measure import memory_now, phase
 from stages.core.schedule import Rates
 from stages.core.step import Gradient, Step, zero_gradient
@@ -28,7 +29,7 @@ from stages.train.stopping import Stop
 
 MOST_SKIPPED = 10
 
-epoch_batches = functools.lru_cache(maxsize=1)(batching.effective_batches)
+epoch_batches = functools.lru_cache(maxsize=2)(batching.effective_batches)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Job:
         last: The update to end at: `updates`, or `train.stop_at_update` before that.
         store: The run's checkpoints.
         stop: Looked at between micro-batches.
+        stored: What the frozen layers give, by split; {} where they run.
     """
 
     train: schema.Train
@@ -57,6 +59,7 @@ class Job:
     last: int
     store: Store
     stop: Stop
+    stored: Mapping[str, Activations] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,11 @@ def update(job: Job, state: TrainState) -> float:
     """Take one update and record it; returns its loss per target."""
     started = time.monotonic()
     peaks: dict[str, float] = {}
-    batches = epoch_batches(
-        len(job.examples), job.train.effective_batch_size, job.train.seed, state.epoch
-    )
+    batches = batches_of(job, state.epoch)
+    ahead = batches_of(job, state.epoch + 1)[:1] if job.stored else []
+    following = [*batches[state.position + 1 :], *ahead][:1]
     with phase(peaks, "micro_step"):
-        outcome = micro_steps(job, state.update + 1, batches[state.position])
+        outcome = micro_steps(job, state.update + 1, batches[state.position], following)
     rate = job.rates(state.update)
     with phase(peaks, "update"):
         norm = take(job, state, outcome, rate)
@@ -157,9 +160,25 @@ def update(job: Job, state: TrainState) -> float:
     return outcome.loss
 
 
-def micro_steps(job: Job, number: int, ids: np.ndarray) -> Outcome:
-    """Cut the examples of update `number` under the plan and add up loss and gradient."""
+def batches_of(job: Job, epoch: int) -> list[np.ndarray]:
+    """The example ids of each update of an epoch."""
+    train = job.train
+    return epoch_batches(len(job.examples), train.effective_batch_size, train.seed, epoch)
+
+
+def micro_steps(
+    job: Job, number: int, ids: np.ndarray, following: Sequence[np.ndarray] = ()
+) -> Outcome:
+    """Cut the examples of update `number` under the plan and add up loss and gradient.
+
+    Args:
+        following: Examples of the updates after it, whose activations are read ahead.
+    """
     parts = batching.micro_batches(job.examples, ids, job.step.plan)
+    store = job.stored.get("train")
+    if store is not None:
+        later = [batching.micro_batches(job.examples, x, job.step.plan) for x in following]
+        store.expect([micro for micro in sum(later, parts) if micro.targets])
     targets = sum(micro.targets for micro in parts)
     loss, gradient, bad = 0.0, None, []
     for index, micro in enumerate(parts):
@@ -167,7 +186,8 @@ def micro_steps(job: Job, number: int, ids: np.ndarray) -> Outcome:
         if not micro.targets:
             continue
         noise.seed(job.train.seed, number, index)
-        part, gradient = job.step.gradient(micro, targets, gradient)
+        boundary = None if store is None else store.boundary(micro)
+        part, gradient = job.step.gradient(micro, targets, gradient, boundary)
         loss += part
         if not math.isfinite(part):
             bad += micro.ids.tolist()
@@ -205,7 +225,7 @@ def validate(job: Job, state: TrainState) -> None:
     """Validate, keep the arrays if they are the best so far, and record it."""
     peaks: dict[str, float] = {}
     with phase(peaks, "validation"):
-        loss = evaluate(job.step, job.valid, job.stop.check)
+        loss = evaluate(job.step, job.valid, job.stop.check, job.stored.get("valid"))
     state.note_peaks(peaks)
     better = math.isfinite(loss) and (state.best is None or loss < state.best.loss)
     if better:
@@ -221,19 +241,28 @@ def validate(job: Job, state: TrainState) -> None:
     console.say(f"update {state.update}: validation loss {loss:.4f}{' (best)' if better else ''}")
 
 
-def evaluate(step: Step, examples: Examples, between: Callable[[], None]) -> float:
+def evaluate(
+    step: Step,
+    examples: Examples,
+    between: Callable[[], None],
+    store: Activations | None = None,
+) -> float:
     """Loss per target over all examples; draws no random number, so training stays as it is.
 
     Args:
         between: Called before each micro-batch.
+        store: What the frozen layers give for these examples; None where they run.
     """
+    micros = batching.micro_batches(examples, np.arange(len(examples)), step.plan)
+    micros = [micro for micro in micros if micro.targets]
+    if store is not None:
+        store.expect(micros)
     total, targets = 0.0, 0
-    for ids in batching.groups(examples.lengths, np.arange(len(examples)), step.plan):
+    for micro in micros:
         between()
-        micro = batching.micro_batch(examples, ids, step.plan)
-        if micro.targets:
-            total += step.target_losses(micro).loss.sum(dtype=np.float64)
-            targets += micro.targets
+        boundary = None if store is None else store.boundary(micro)
+        total += step.target_losses(micro, boundary).loss.sum(dtype=np.float64)
+        targets += micro.targets
     return float(total) / max(1, targets)
 
 

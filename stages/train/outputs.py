@@ -39,6 +39,7 @@ def finish(job: Job, state: TrainState, manifest: Manifest, device: Device) -> N
         },
         "phase_peaks_gb": state.peaks,
         "switched_off": job.step.notes,
+        "activation_cache": {split: store.record() for split, store in job.stored.items()},
         "limits": {"cache_limit_gb": job.step.plan.cache_limit_gb},
         "skipped_updates": state.skipped,
         "resumed_at_updates": state.resumed,

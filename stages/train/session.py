@@ -19,7 +19,7 @@ from stages.core.settings import Settings
 from stages.core.step import Step
 from stages.core.tables import Examples, read_examples
 from stages.core.trainable import attach
-from stages.train import loop, optimizer, outputs
+from stages.train import frozen, loop, optimizer, outputs
 from stages.train.checkpoint import Saved, Store, bytes_on_disk
 from stages.train.identity import TRAIN, VALID
 from stages.train.state import TrainState
@@ -57,6 +57,15 @@ class Session:
         plan = self._plan(examples, valid, saved, store)
         set_limits(plan, device)
         self.attached, step = self._step(plan)
+        stores = frozen.stored(
+            step,
+            {"train": examples, "valid": valid},
+            check_batch(examples, plan),
+            settings=settings,
+            manifest=self.manifest,
+            device=device,
+            stop=stop,
+        )
         self.state = TrainState(optimizer.build(train, step.model))
         self.job = loop.Job(
             train=train,
@@ -69,8 +78,8 @@ class Session:
             last=last,
             store=store,
             stop=stop,
+            stored=stores,
         )
-        step.check(check_batch(examples, step.plan))
         if saved is not None:
             store.load(saved, self.state, step.model)
             self.state.resumed.append(self.state.update)
@@ -144,7 +153,7 @@ class Session:
     def _step(self, plan: Plan) -> tuple[Any, Step]:
         settings = self.settings
         folder = models.folder(self.manifest, settings.model)
-        model, _ = models.load_model(folder, settings.model.dtype)
+        model, _ = models.load_model(folder, settings.model.dtype, lazy=plan.activation_cache)
         attached = attach(model, settings.train)
         if settings.train.initial_adapters is not None:
             adapters.load(Path(settings.train.initial_adapters), model)
