@@ -7,7 +7,7 @@ the first trained one are equal in both, so they run once per micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from stages.core import adapters, schema
+from stages.core.activations.reader import Activations
 from stages.core.adapters import Attached
 from stages.core.batching import MicroBatch
 from stages.core.layers import UnsupportedModel, swapped_parameters
@@ -57,6 +58,7 @@ class Pair:
 
     Attributes:
         shared: The frozen layers run once for both.
+        stored: Their output on the disk, in place of running them.
     """
 
     def __init__(
@@ -67,10 +69,18 @@ class Pair:
         self.cut = attached.cut
         self.step = Step(model, attached, replace(plan, compiled=False, recompute=0))
         self.shared = self.cut > 0 and self.step.staged is not None
+        self.stored: Activations | None = None
 
     def close(self) -> None:
         """Put the model's layers back as they were."""
+        if self.stored is not None:
+            self.stored.close()
         self.step.close()
+
+    def expect(self, micros: Sequence[MicroBatch]) -> None:
+        """Say which micro-batches will be scored, in order."""
+        if self.stored is not None:
+            self.stored.expect(micros)
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
@@ -124,7 +134,9 @@ class Pair:
 
     def _both(self, micro: MicroBatch, shared: bool) -> tuple[TargetLosses, TargetLosses]:
         boundary = None
-        if shared:
+        if shared and self.stored is not None:
+            boundary = self.stored.boundary(micro)
+        elif shared:
             boundary = self.step.staged.frozen(mx.array(micro.tokens_BT), self.cut)
             mx.eval(boundary)
         with self.as_base():

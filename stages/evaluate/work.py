@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from stages.core import batching, console, files, models, tables
+from stages.core.activations.prepare import Source, prepare
 from stages.core.device import Device
 from stages.core.errors import UserError
 from stages.core.manifest import Manifest, read_manifest
@@ -50,6 +51,9 @@ def evaluate(settings: Settings, machine: Device) -> None:
     folder = models.folder(manifest, settings.model)
     model, _ = models.load_model(folder, settings.model.dtype)
     pair = open_pair(model, ADAPTERS, plan)
+    if plan.activation_cache and pair.shared:
+        source = Source(pair.step.staged, pair.cut, manifest, plan, settings.memory, machine.kind)
+        pair.stored = (prepare(source, {split: examples}) or {}).get(split)
     rows, numbers = _scored(pair, examples, plan, raw, leaked)
     chosen = samples.choose(examples, settings.evaluate.samples, leaked)
     extremes = _extremes(rows)
@@ -112,11 +116,13 @@ def _scored(
     note = pair.check(batching.micro_batch(examples, parts[0], plan))
     if note:
         console.warn(note)
+    micros = [batching.micro_batch(examples, part, plan) for part in parts]
+    pair.expect(micros)
     tally = Tally(examples)
     with console.progress("evaluate", len(ids), "examples") as advance:
-        for part in parts:
-            tally.add(pair.score(batching.micro_batch(examples, part, plan)))
-            advance(len(part))
+        for micro in micros:
+            tally.add(pair.score(micro))
+            advance(len(micro.ids))
     rows = row_table(tally, raw, leaked)
     return rows, metrics(rows, tally.positions)
 
