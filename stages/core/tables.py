@@ -4,7 +4,10 @@ Splits are `train`, `valid` and `test`. Column meanings:
 
 raw: `row` int64 from 0, `line` int64 from 1, `source` the file, `kind` (text, completion, chat),
 `record` the row as JSON. tokens: `row`, `tokens`, `target_mask` (element i: tokens[i] is a
-target). examples: `example` int64 from 0, `row`, `piece` int32, `tokens`, `target_mask`.
+target). turns, row by row beside tokens: where the row came from, `starts` the token index at which
+each later question of a chat begins, `system_end` the tokens of its system prompt, `end` the index
+of its end token (-1: none that is a target). examples: `example` int64 from 0, `row`, `piece`
+int32, `tokens`, `target_mask`.
 """
 
 from __future__ import annotations
@@ -38,6 +41,16 @@ TOKENS = pa.schema(
         ("row", pa.int64()),
         ("tokens", pa.list_(pa.int32())),
         ("target_mask", pa.list_(pa.bool_())),
+    ]
+)
+TURNS = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("line", pa.int64()),
+        ("source", pa.string()),
+        ("starts", pa.list_(pa.int32())),
+        ("system_end", pa.int32()),
+        ("end", pa.int32()),
     ]
 )
 EXAMPLES = pa.schema(

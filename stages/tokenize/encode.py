@@ -32,9 +32,8 @@ class Encoded(NamedTuple):
         tokens: int32 (T,).
         mask: bool (T,): which are targets; the first of a row never is.
         targets: int64 (N,): targets of each row.
-        turn_offsets: int64 (N + 1,): into `turns` and `asks`.
-        turns: int32: token index, within its row, of each later turn's start.
-        asks: bool: a question begins there.
+        turn_offsets: int64 (N + 1,): into `turns`.
+        turns: int32: token index, within its row, of each later question's start.
         system_end: int32 (N,): tokens of the system prompt.
         end: int32 (N,): index, within its row, of the end token where that is a target and only
             blank tokens follow; else -1.
@@ -46,7 +45,6 @@ class Encoded(NamedTuple):
     targets: np.ndarray
     turn_offsets: np.ndarray
     turns: np.ndarray
-    asks: np.ndarray
     system_end: np.ndarray
     end: np.ndarray
 
@@ -96,7 +94,6 @@ def assemble(
         targets=_sums(mask, offsets),
         turn_offsets=_offsets([len(row.turns) for row in rows]),
         turns=index[borders.kind == TURN].astype(np.int32),
-        asks=np.array(list(chain.from_iterable(row.asks for row in rows)), bool),
         system_end=system_end,
         end=_end(vocabulary, offsets, tokens, mask),
     )

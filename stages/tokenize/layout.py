@@ -15,15 +15,14 @@ class Layout(NamedTuple):
     Attributes:
         text: All of it.
         answers: Start and end border of every assistant turn, in order (stages.tokenize.answers).
-        turns: Position of the start of every later turn.
-        asks: For each of `turns`: a question begins there (a chat is best cut there).
+        turns: Position of the start of every question that follows an answer: where a chat is
+            best cut.
         system_end: Position after the system prompt, 0 where it does not stand apart.
     """
 
     text: str
     answers: list[Answer]
     turns: list[int]
-    asks: list[bool]
     system_end: int
 
 
@@ -41,58 +40,39 @@ def find(template: Template, messages: Sequence[Message], tools: Tools = None) -
         if message["role"] == "assistant":
             answers.append(chat.answer(i, floor))
             floor = answers[-1][1][0]
-    turns = list(_turns(template, messages, text, answers))
     return Layout(
         text=text,
         answers=answers,
-        turns=[at for at, _ in turns],
-        asks=[ask for _, ask in turns],
-        system_end=_system_end(template, messages, text, turns),
+        turns=list(_turns(messages, answers)),
+        system_end=_system_end(template, messages, text, answers),
     )
 
 
-def _turns(
-    template: Template,
-    messages: Sequence[Message],
-    text: str,
-    answers: Sequence[Answer],
-) -> Iterator[tuple[int, bool]]:
-    """Starts of the turns after the first: the header of an answer, and what follows an answer."""
+def _turns(messages: Sequence[Message], answers: Sequence[Answer]) -> Iterator[int]:
+    """Ends of answers that a question follows."""
     at = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    prompt = template.generation_prompt
-    seen = 0
     for i, (start, end) in zip(at, answers, strict=True):
-        if start == end:
-            continue
-        header = start[0] - _matched(text, start[0], prompt, template)
-        if seen < header < start[0]:
-            yield header, False
-        seen = end[0]
-        if i + 1 < len(messages):
-            yield end[0], messages[i + 1]["role"] in ("user", "system")
-
-
-def _matched(text: str, end: int, prompt: str, template: Template) -> int:
-    """How much of the start of the generation prompt `text[:end]` ends in."""
-    lengths = [len(prompt), *reversed(template.stops(prompt))]
-    return next((n for n in lengths if text.endswith(prompt[:n], 0, end)), 0)
+        asked = i + 1 < len(messages) and messages[i + 1]["role"] in ("user", "system")
+        if asked and end[0] > start[0]:
+            yield end[0]
 
 
 def _system_end(
-    template: Template, messages: Sequence[Message], text: str, turns: Sequence[tuple[int, bool]]
+    template: Template, messages: Sequence[Message], text: str, answers: Sequence[Answer]
 ) -> int:
     """Where the first turn after the system prompt begins."""
     system = messages[0]["content"].strip() if messages[0]["role"] == "system" else ""
     after = text.find(system) + len(system) if system in text else 0
     first = next((message for message in messages if message["role"] != "system"), None)
-    if first is not None and first["role"] == "assistant" and turns:
-        return turns[0][0] if not turns[0][1] else 0
+    if first is not None and first["role"] == "assistant":
+        start = answers[0][0][0]
+        return start - matched(template, text, start)
     at = text.find(template.user_header, after) if template.user_header else -1
     return max(at, 0)
 
 
-def rest_of_prompt(template: Template, layout: Layout, answer: int) -> str:
-    """What the generation prompt holds beyond the start of an answer ("<think>\\n"), else ""."""
-    at, whole = layout.answers[answer][0]
+def matched(template: Template, text: str, end: int) -> int:
+    """How much of the start of the generation prompt `text[:end]` ends in, in characters."""
     prompt = template.generation_prompt
-    return "" if whole else prompt[_matched(layout.text, at, prompt, template) :]
+    lengths = [len(prompt), *reversed(template.stops(prompt))]
+    return next((n for n in lengths if text.endswith(prompt[:n], 0, end)), 0)

@@ -34,7 +34,6 @@ class Rendered(NamedTuple):
         text: What is encoded.
         spans: Start and end border of every trained answer; None: every token is a target.
         turns: As in Layout.
-        asks: As in Layout.
         system_end: As in Layout.
         ends_itself: The template writes the end of the row; false for a text.
         words: The row's own strings, without what the template puts around them.
@@ -43,7 +42,6 @@ class Rendered(NamedTuple):
     text: str
     spans: list[Answer] | None
     turns: list[int]
-    asks: list[bool]
     system_end: int
     ends_itself: bool
     words: list[str]
@@ -77,7 +75,7 @@ class Renderer:
         row = json.loads(record)
         if kind == "text":
             text = row["text"]
-            return Rendered(encodable(text), None, [], [], 0, False, [text])
+            return Rendered(encodable(text), None, [], 0, False, [text])
         messages = exchange(row) if kind == "completion" else row["messages"]
         try:
             messages, found = self._chat(messages, row.get("tools") or None)
@@ -87,7 +85,6 @@ class Renderer:
             text=encodable(found.text),
             spans=self._trained(messages, found),
             turns=found.turns,
-            asks=found.asks,
             system_end=found.system_end,
             ends_itself=True,
             words=[message["content"] for message in messages],

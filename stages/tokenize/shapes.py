@@ -41,7 +41,6 @@ class Skeleton(NamedTuple):
         strips: For each of `order`, what the template does to white space around the words.
         answers: As in Layout, with `Spot` for a position.
         turns: As in Layout.
-        asks: As in Layout.
         system_end: As in Layout.
         rests: For each answer, (its turn, what else a generation prompt would hold there).
     """
@@ -51,7 +50,6 @@ class Skeleton(NamedTuple):
     strips: list[Callable[[str], str]]
     answers: list[tuple[tuple[Spot, bool], tuple[Spot, bool]]]
     turns: list[Spot]
-    asks: list[bool]
     system_end: Spot
     rests: list[tuple[int, str]]
 
@@ -76,7 +74,6 @@ class Skeleton(NamedTuple):
                 for ((a, b), starts_whole), ((c, d), ends_whole) in self.answers
             ],
             turns=[ends[turn] + after for turn, after in self.turns],
-            asks=self.asks,
             system_end=ends[self.system_end[0]] + self.system_end[1],
         )
 
@@ -121,7 +118,7 @@ def learn(template: Template, shape: Sequence[str]) -> Skeleton | None:
     marks = [marks[turn] for turn in order]
     spots = _Spots(found.text, marks)
     turns = [i for i, role in enumerate(shape) if role == "assistant"]
-    rests = [(turn, layout.rest_of_prompt(template, found, n)) for n, turn in enumerate(turns)]
+    rests = [(turn, _rest(template, found, n)) for n, turn in enumerate(turns)]
     return Skeleton(
         segments=re.split("|".join(marks), found.text),
         order=order,
@@ -131,10 +128,16 @@ def learn(template: Template, shape: Sequence[str]) -> Skeleton | None:
             for (start, starts_whole), (end, ends_whole) in found.answers
         ],
         turns=[spots.of(turn) for turn in found.turns],
-        asks=found.asks,
         system_end=spots.of(found.system_end),
         rests=[(turn, rest) for turn, rest in rests if rest],
     )
+
+
+def _rest(template: Template, found: Layout, answer: int) -> str:
+    """What the generation prompt holds beyond the start of an answer ("<think>\\n"), else ""."""
+    at, whole = found.answers[answer][0]
+    rest = template.generation_prompt[layout.matched(template, found.text, at) :]
+    return "" if whole else rest
 
 
 def _chat(shape: Sequence[str], contents: Sequence[str]) -> list[Message]:

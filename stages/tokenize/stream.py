@@ -28,21 +28,6 @@ ROWS_PER_CHUNK = 1024
 CHARACTERS_PER_CHUNK = 1_000_000
 ROWS_PER_READ = 256
 
-TURNS = pa.schema(
-    [
-        ("row", pa.int64()),
-        ("line", pa.int64()),
-        ("source", pa.string()),
-        ("starts", pa.list_(pa.int32())),
-        ("asks", pa.list_(pa.bool_())),
-        ("system_end", pa.int32()),
-        ("end", pa.int32()),
-    ]
-)
-"""Beside `data/tokens/S.parquet`, row by row: where the row came from, the token index of the start
-of each later turn, whether a question begins there, the tokens of the system prompt, and the index
-of the end token (-1: the row does not end in one that is a target)."""
-
 
 class Origin(NamedTuple):
     """Where a row came from."""
@@ -110,7 +95,7 @@ class Tokenizing:
         faults: list[Fault] = []
         with ExitStack() as stack:
             tokens = stack.enter_context(tables.writing(folder / raw.name, tables.TOKENS))
-            turns = stack.enter_context(tables.writing(folder / "turns" / raw.name, TURNS))
+            turns = stack.enter_context(tables.writing(folder / "turns" / raw.name, tables.TURNS))
             label = f"tokenize {raw.stem}"
             advance = stack.enter_context(console.progress(label, tables.rows(raw)))
             for chunk, encoded in self._encoded(self._chunks(raw, faults, tally)):
@@ -184,9 +169,8 @@ def _turn_batch(chunk: Chunk, encoded: Encoded) -> pa.RecordBatch:
             pa.array([origin.line for origin in chunk.origins], pa.int64()),
             pa.array([origin.source for origin in chunk.origins], pa.string()),
             pa.ListArray.from_arrays(offsets, pa.array(encoded.turns)),
-            pa.ListArray.from_arrays(offsets, pa.array(encoded.asks)),
             pa.array(encoded.system_end),
             pa.array(encoded.end),
         ],
-        schema=TURNS,
+        schema=tables.TURNS,
     )

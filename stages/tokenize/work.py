@@ -37,7 +37,7 @@ def tokenize(
 
     Args:
         raw: Folder of `train.parquet`, `valid.parquet`, `test.parquet` as collect writes them.
-        out: Gets the same names, and side tables in `turns/` (stages.tokenize.stream.TURNS).
+        out: Gets the same names, and side tables in `turns/` (stages.core.tables).
         tokenizer: The model's fast tokenizer, with the chat template to use.
         end_ids: The model's own end ids.
         settings: The group `tokenize`.
