@@ -48,7 +48,7 @@ def hand_over(step: Step, store: Activations, micro: MicroBatch) -> str:
         step.staged.free_below(step.attached.cut)
     except UnsupportedModel as error:
         return error.reason
-    _read_and_free_embedding(step.staged, mx.array(micro.tokens_BT), boundary, step.attached.cut)
+    read_and_free_embedding(step.staged, mx.array(micro.tokens_BT), boundary, step.attached.cut)
     mx.clear_cache()
     return ""
 
@@ -107,7 +107,7 @@ def _way(step: Step) -> str:
     )
 
 
-def _read_and_free_embedding(
+def read_and_free_embedding(
     staged: StagedModel, tokens_BT: mx.array, boundary: Boundary, cut: int
 ) -> None:
     """Read all weights that the upper part uses, and let go of embeddings that it does not.

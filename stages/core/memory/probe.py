@@ -1,0 +1,66 @@
+"""Measure real steps in a process of their own: `python -m stages.core.memory.probe`.
+
+Only a process of its own gives honest peaks, and it may die of a point that is too large. It reads
+one request from standard input (JSON) and writes one line per event: `rest` when what rests in
+memory changed, `begin` and `reading` for each point. `stages.core.memory.survey` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from stages.core import device, parent, schema
+from stages.core.memory import recovery
+from stages.core.memory.points import Point, Reading, point_from
+
+
+def main() -> int:
+    """Answer the request on standard input."""
+    parent.watch(lambda: os._exit(1), under_dvc=False)
+    request = json.loads(sys.stdin.readline())
+    kind = device.prepare(request["device"]).kind
+    from stages.core.memory.bench import Bench
+
+    train = OmegaConf.merge(OmegaConf.structured(schema.Train), request["train"])
+    bench = Bench(
+        Path(request["folder"]),
+        request["dtype"],
+        OmegaConf.to_object(train),
+        vocabulary=request["vocabulary"],
+        warm=kind != "cpu",
+    )
+    told = None
+    for point in map(point_from, request["points"]):
+        bench.make_ready(point)
+        if bench.rest != told:
+            told = bench.rest
+            answer("rest", told.record())
+        answer("begin", point.record())
+        answer("reading", reading(bench, point).record())
+    return 0
+
+
+def reading(bench: Any, point: Point) -> Reading:
+    """The point's reading; an error is one too."""
+    try:
+        return bench.read(point)
+    except Exception as error:
+        death = recovery.of_exception(error)
+        reason = death.reason if death else f"{type(error).__name__}: {error}"
+        return Reading(point, died=reason.splitlines()[0])
+
+
+def answer(event: str, value: dict[str, Any]) -> None:
+    """One line to the other end."""
+    sys.stdout.write(json.dumps({"event": event, "value": value}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
