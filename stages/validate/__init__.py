@@ -1,0 +1,1 @@
+"""All that can be known before weights load, all problems at once."""
