@@ -1,0 +1,1 @@
+"""One self-contained HTML page about the run, and the adapter's card."""

@@ -1,0 +1,161 @@
+"""What was run: model, settings, versions, hashes, the commands that repeat it; the proof."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stages.core import schema, settings
+from stages.core.fingerprint import fingerprint
+from stages.report import words
+from stages.report.html import Markup, facts, join, table, tag
+from stages.report.inputs import Inputs
+from stages.report.section import Section, absent, heading, notice
+
+BARE = re.compile(r"[A-Za-z][\w./:@+-]*")
+RESERVED = {"null", "true", "false", "nan", "inf"}
+"""Strings that need no quotes in an override, and those that would be read as something else."""
+
+
+def section(inputs: Inputs) -> Section:
+    """Settings and identity of the run, and how to repeat it."""
+    mathematics = settings.as_dict(inputs.settings, schema.MATHEMATICS)
+    defaults = dict(flat(settings.as_dict(schema.Settings(), schema.MATHEMATICS)))
+    body = [
+        tag("div", _model(inputs), _identity(inputs, mathematics), class_="grid2"),
+        heading("Repeat it"),
+        tag("pre", tag("code", "\n".join(commands(inputs)))),
+        heading("Settings"),
+        tag("p", "Bold: differs from the schema's default.", class_="note"),
+        tag("div", *(_group(*one, defaults) for one in mathematics.items()), class_="settings"),
+        _override_list(mathematics),
+        _hashes(inputs),
+    ]
+    return Section("run", "What was run", join(body))
+
+
+def commands(inputs: Inputs) -> list[str]:
+    """The lines that repeat the run in a clone of the repository."""
+    commit = inputs.commit.split(" ")[0]
+    first = [f"git checkout {commit}"] if commit else []
+    if inputs.commit.endswith("changes"):
+        first[0] += "    # made with changes that were not in this commit"
+    return [*first, "make repro"]
+
+
+def overrides(mathematics: Mapping[str, Any]) -> list[str]:
+    """Every setting as `key=value`, as `python -m stages.compose` takes it."""
+    return [shlex.quote(f"{key}={_hydra(value)}") for key, value in flat(mathematics)]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested settings; empty mappings are values."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def proof(inputs: Inputs) -> Section:
+    """The result of `python -m stages prove`, when there is one."""
+    command = tag("code", "python -m stages prove")
+    if inputs.prove is None:
+        hint = tag(
+            "p",
+            "Not measured. ",
+            command,
+            " measures on this model that other ways to cut an update take the same step.",
+            class_="absent",
+        )
+        return Section("proof", "Same step", hint)
+    rows = [[key, _shown(value)] for key, value in flat(inputs.prove)]
+    ok = inputs.prove.get("ok")
+    said = None
+    if ok is not None:
+        said = (
+            notice("ok", "Other cuts take the same step.")
+            if ok
+            else notice("error", "Other cuts do not take the same step within tolerance.")
+        )
+    return Section("proof", "Same step", join([said, table(["", ""], rows, text_columns=(0,))]))
+
+
+def _model(inputs: Inputs) -> Markup:
+    m = inputs.manifest
+    if m is None:
+        return tag("div", heading("Base model"), absent("The model's facts", "model"))
+    source = m["source"]
+    packed = m.get("quantization")
+    pairs = [
+        ("name", m["name"]),
+        (
+            "source",
+            " ".join(str(x) for x in (source["kind"], source["repo"] or source["file"]) if x),
+        ),
+        ("revision", source.get("revision")),
+        ("architecture", f"{m['model_type']}, {m['num_layers']} layers of {m['hidden_size']}"),
+        ("parameters", words.count(m["parameters"])),
+        ("type", f"{packed['bits']} bit, {m['dtype']}" if packed else m["dtype"]),
+    ]
+    return tag("div", heading("Base model"), facts(pairs))
+
+
+def _identity(inputs: Inputs, mathematics: Mapping[str, Any]) -> Markup:
+    versions = (inputs.training.run.get("versions") if inputs.training else None) or {}
+    pairs = [
+        ("commit", inputs.commit or None),
+        ("settings", fingerprint(mathematics)),
+        *versions.items(),
+    ]
+    return tag("div", heading("Identity"), facts(pairs))
+
+
+def _group(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Markup:
+    items = []
+    for key, value in flat(values):
+        changed = defaults.get(f"{name}.{key}") != value
+        shown = tag("b", _shown(value)) if changed else _shown(value)
+        items.append(tag("div", tag("dt", key), tag("dd", shown)))
+    return tag("div", tag("h4", name), tag("dl", *items, class_="facts"))
+
+
+def _override_list(mathematics: Mapping[str, Any]) -> Markup:
+    lines = " \\\n  ".join(["python -m stages.compose", *overrides(mathematics)])
+    summary = tag("summary", "All settings as one command")
+    return tag("details", summary, tag("pre", tag("code", lines)))
+
+
+def _hashes(inputs: Inputs) -> Markup | None:
+    rows = [
+        [name, words.count(one.get("bytes")), tag("code", one["sha256"])]
+        for name, one in ((inputs.manifest or {}).get("files") or {}).items()
+    ]
+    if inputs.adapter_sha256:
+        name = "adapters/adapters.safetensors"
+        rows.append([name, words.NONE, tag("code", inputs.adapter_sha256)])
+    if not rows:
+        return None
+    columns = ["file", "bytes", "SHA-256"]
+    body = table(columns, rows, text_columns=(0, 2))
+    return tag("details", tag("summary", "Hashes of the model's files and the adapter"), body)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _hydra(value: Any) -> str:
+    """A value in Hydra's override grammar: JSON with bare keys, plain words bare too."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_hydra(one) for one in value) + "]"
+    if isinstance(value, str) and BARE.fullmatch(value) and value.lower() not in RESERVED:
+        return value
+    return json.dumps(value, ensure_ascii=False)
