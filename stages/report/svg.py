@@ -139,7 +139,7 @@ def frame(
     return Frame(
         width,
         height,
-        across=Scale(x_low, x_high, 52, width - 14),
+        across=Scale(x_low, x_high, 58, width - 14),
         up=Scale(y_low, y_high, height - 42, 14),
     )
 

@@ -49,8 +49,8 @@ def test_nothing_comes_from_outside(folder):
 
 def test_page_is_for_light_dark_phone_and_print(folder):
     found = built()
-    for query in ("prefers-color-scheme: dark", "max-width", "print"):
-        assert f"@media ({query}" in found.style or f"@media {query}" in found.style
+    for query in ("(prefers-color-scheme: dark)", "screen and (max-width: 46rem)", "print"):
+        assert f"@media {query}" in found.style
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in found.named(
         "meta"
     )

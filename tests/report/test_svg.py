@@ -56,10 +56,10 @@ def test_thinning_keeps_the_extremes_and_the_order():
 
 
 def test_a_line_breaks_where_a_number_is_missing():
-    box = svg.frame((0, 3), (0, 3), 469, 259)  # inside margins: 403 wide, 203 high
+    box = svg.frame((0, 3), (0, 3), 475, 259)  # inside the margins: 403 wide, 203 high
     y = np.array([0.0, np.nan, 2.0, 3.0])
     d = svg.path(np.arange(4.0), y, box.across, box.up)
-    assert d == "M52.0 217.0M320.7 81.7L455.0 14.0"
+    assert d == "M58.0 217.0M326.7 81.7L461.0 14.0"
 
 
 def test_one_value_and_none_at_all_can_be_drawn():
