@@ -183,7 +183,7 @@ def _cut_line(name: str, part: Gathered, train: Gathered, data: Data) -> tuple[s
 
 def _dropped(read: dict[str, Gathered]) -> list[tuple[str, bool]]:
     return [
-        (f"{gathered.rejected_rows} rows of {name} were dropped (data.on_bad_row=drop)", True)
+        (f"dropped from {name}: {gathered.rejected_rows} rows (data.on_bad_row=drop)", True)
         for name, gathered in read.items()
         if gathered.rejected_rows
     ]

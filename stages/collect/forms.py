@@ -103,7 +103,8 @@ def plan(keys: tuple[str, ...], rules: Rules) -> Plan:
     wanted = _wanted(rules)
     fits = _fitting(keys, rules, wanted)
     if not fits:
-        raise BadRow(f"not of the form {wanted}: {_names(keys)}" if wanted else _no_form(keys))
+        asked = wanted if rules.format == "auto" else rules.format
+        raise BadRow(f"not of the form {asked}: {_names(keys)}" if wanted else _no_form(keys))
     outvoted = tuple(fits.pop("text").values()) if len(fits) > 1 and "text" in fits else ()
     if len(fits) > 1:
         both = sorted(key for slots in fits.values() for key in slots.values())
