@@ -95,7 +95,7 @@ class Chat(NamedTuple):
 
     def _by_change(self, i: int, floor: int) -> Answer | None:
         """The borders of turn `i` from where its words stand; None where they do not come out."""
-        words = self._words(i)
+        words = self.words(i)
         if words is None:
             return None
         start = self._start_by_tail(i, words[0])
@@ -103,10 +103,13 @@ class Chat(NamedTuple):
             start = self._header_end(floor, words[0], self.template.generation_prompt)
         return start or (words[0], True), self._end_by_tail(i, words[1])
 
-    def _words(
+    def words(
         self, i: int, until: int | None = None, generation_prompt: bool = False
     ) -> tuple[int, int] | None:
-        """Where the words of message `i` stand in the text of the first `until` messages."""
+        """Where the words of message `i` stand in the text of the first `until` messages.
+
+        None where they do not come out, or the template refuses such a chat.
+        """
         messages = self.messages[:until]
         changed = [*messages[:i], _changed(messages[i]), *messages[i + 1 :]]
         text = self.text
@@ -128,7 +131,7 @@ class Chat(NamedTuple):
         if i == 0:
             return None
         prompt, bare = self._before(i, generation_prompt=True), self._before(i)
-        there, here = self._words(i - 1, i, generation_prompt=True), self._words(i - 1)
+        there, here = self.words(i - 1, i, generation_prompt=True), self.words(i - 1)
         if prompt is None or there is None or here is None:
             return None
         shared, whole = self.template.shared(self.text[here[1] :], prompt[there[1] :])
@@ -151,7 +154,7 @@ class Chat(NamedTuple):
     def _end_by_tail(self, i: int, words_end: int) -> Border:
         """The end of what the template puts after the words of turn `i`."""
         tail = self.template.answer_footer
-        chat, words = self._before(i + 1), self._words(i, i + 1)
+        chat, words = self._before(i + 1), self.words(i, i + 1)
         if chat is not None and words is not None:
             tail = chat[words[1] :]
         shared, whole = self.template.shared(self.text[words_end:], tail)

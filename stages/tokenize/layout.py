@@ -44,31 +44,33 @@ def find(template: Template, messages: Sequence[Message], tools: Tools = None) -
         text=text,
         answers=answers,
         turns=list(_turns(messages, answers)),
-        system_end=_system_end(template, messages, text, answers),
+        system_end=_system_end(chat, answers),
     )
 
 
 def _turns(messages: Sequence[Message], answers: Sequence[Answer]) -> Iterator[int]:
     """Ends of answers that a question follows."""
     at = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    for i, (start, end) in zip(at, answers, strict=True):
+    seen = 0
+    for i, (_, end) in zip(at, answers, strict=True):
         asked = i + 1 < len(messages) and messages[i + 1]["role"] in ("user", "system")
-        if asked and end[0] > start[0]:
+        if asked and end[0] > seen:  # else the template left the answer out
             yield end[0]
+        seen = end[0]
 
 
-def _system_end(
-    template: Template, messages: Sequence[Message], text: str, answers: Sequence[Answer]
-) -> int:
+def _system_end(chat: Chat, answers: Sequence[Answer]) -> int:
     """Where the first turn after the system prompt begins."""
-    system = messages[0]["content"].strip() if messages[0]["role"] == "system" else ""
-    after = text.find(system) + len(system) if system in text else 0
-    first = next((message for message in messages if message["role"] != "system"), None)
-    if first is not None and first["role"] == "assistant":
+    roles = [message["role"] for message in chat.messages]
+    first = next((i for i, role in enumerate(roles) if role != "system"), None)
+    if first is None:
+        return 0
+    if roles[first] == "assistant":
         start = answers[0][0][0]
-        return start - matched(template, text, start)
-    at = text.find(template.user_header, after) if template.user_header else -1
-    return max(at, 0)
+        return start - matched(chat.template, chat.text, start)
+    words, header = chat.words(first), chat.template.user_header
+    stands = words is not None and header and chat.text.endswith(header, 0, words[0])
+    return words[0] - len(header) if words and stands else 0
 
 
 def matched(template: Template, text: str, end: int) -> int:

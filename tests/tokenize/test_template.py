@@ -1,0 +1,107 @@
+"""Rendering equals transformers' own, and what a template can do is found out."""
+
+import datetime
+
+import pytest
+
+from stages.tokenize.template import Refused, common_prefix, load_template
+from tests.tokenize import chats
+from tests.tokenize.chats import call, turn
+
+CHAT = [
+    turn("user", "Q1"),
+    turn("assistant", "", tool_calls=[call("f", {"x": "<ü>"})]),
+    turn("tool", "R"),
+    turn("assistant", "A1"),
+]
+TOOL = [{"type": "function", "function": {"name": "f", "description": "d<ü>"}}]
+
+
+@pytest.mark.parametrize("name", ["chatml", "default system", "trim", "think prompt", "tools"])
+@pytest.mark.parametrize("prompt", [False, True])
+def test_rendering_is_that_of_transformers(name, prompt):
+    tokenizer = chats.tokenizer(chats.ALL[name])
+    template = load_template(tokenizer)
+    for messages, tools in ((CHAT[:1], None), (CHAT, TOOL)):
+        expected = tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=prompt
+        )
+        assert template.render(messages, tools, prompt) == expected
+
+
+def test_a_tokenizer_with_two_templates():
+    tokenizer = chats.tokenizer({"default": "plain", "tool_use": "{{ tools | length }} tools"})
+    template = load_template(tokenizer)
+    assert template.render(CHAT) == "plain"
+    assert template.render(CHAT, TOOL) == "1 tools"
+
+
+def test_today_is_always_the_same_day():
+    template = load_template(chats.tokenizer("{{ strftime_now('%d %b %Y') }}"))
+    assert template.render(CHAT) == datetime.date(2024, 7, 26).strftime("%d %b %Y")
+    assert template.writes_date
+
+
+def test_thinking_is_enabled_as_mlx_lm_does():
+    """mlx-lm passes whether the vocabulary has think tokens."""
+    source = "{{ 'on' if enable_thinking else 'off' }}"
+    assert load_template(chats.tokenizer(source)).render(CHAT) == "on"
+    parts = {"added_tokens": []}
+    assert load_template(chats.tokenizer(source)).words["enable_thinking"] is True
+    plain = chats.tokenizer(source)
+    for word in ("<think>", "</think>"):
+        assert word in plain.get_vocab()
+    del parts
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "tools", "arguments", "tool_role"),
+    [
+        (chats.CHATML, True, False, "", True),
+        (chats.STRICT, False, False, "", False),
+        (chats.TOOLS, True, True, "object", True),
+        (chats.TOOLS_STRING, True, True, "string", True),
+        (chats.TOOL_IDS, True, True, "object", True),
+    ],
+)
+def test_what_a_template_can_do(template, system, tools, arguments, tool_role):
+    found = load_template(chats.tokenizer(template))
+    assert found.system_role is system
+    assert found.tools is tools
+    assert found.call_arguments == arguments
+    assert found.tool_role is tool_role
+
+
+def test_a_template_that_drops_the_system_turn_in_silence_has_no_system_role():
+    dropping = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}{% endfor %}"
+    assert not load_template(chats.tokenizer(dropping)).system_role
+
+
+def test_parts_around_turns():
+    template = load_template(chats.tokenizer(chats.DEFAULT_SYSTEM))
+    assert template.generation_prompt == "<|start|>assistant\n"
+    assert template.answer_footer == "<|end|>\n"
+    assert template.user_header == "<|start|>user\n"
+    assert template.default_system == "<|start|>system\nBe kind.<|end|>\n"
+    assert load_template(chats.tokenizer(chats.STRICT)).default_system == ""
+
+
+def test_refusals_carry_the_words_of_the_template():
+    template = load_template(chats.tokenizer(chats.STRICT))
+    with pytest.raises(Refused, match="Roles must alternate"):
+        template.render([turn("user", "a"), turn("user", "b")])
+
+
+def test_shared_counts_whole_tokens():
+    template = load_template(chats.tokenizer(chats.CHATML))
+    assert template.shared("<think>\nx", "<think>\n") == (8, True)
+    assert template.shared("<|end|>\n<|start|>", "<|end|>\n<|close|>") == (8, False)
+    assert template.shared("<b>", "<think>") == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [("", "", 0), ("a", "", 0), ("abc", "abd", 2), ("abc", "abcd", 3), ("xbc", "abc", 0)],
+)
+def test_common_prefix(left, right, expected):
+    assert common_prefix(left, right) == expected
