@@ -22,6 +22,7 @@ from stages.core import adapters, schema
 from stages.core.activations.reader import Activations
 from stages.core.adapters import Attached
 from stages.core.batching import MicroBatch
+from stages.core.errors import RunFailed, listed
 from stages.core.layers import UnsupportedModel, swapped_parameters
 from stages.core.plan import Plan
 from stages.core.step import Step, TargetLosses
@@ -92,15 +93,19 @@ class Pair:
         """Losses of all targets of a micro-batch under both models.
 
         Raises:
-            ArithmeticError: A loss is not finite; the examples are named.
+            RunFailed: A loss is not finite; the examples are named.
         """
         base, tuned = self._both(micro, self.shared)
         example = np.asarray(micro.ids)[base.row]
         for name, losses in (("base", base), ("tuned", tuned)):
             bad = np.unique(example[~np.isfinite(losses.loss)])
             if bad.size:
-                shown = ", ".join(map(str, bad[:5]))
-                raise ArithmeticError(f"the {name} loss is not finite in example(s) {shown}")
+                raise RunFailed(
+                    f"The {name} model's loss is not finite",
+                    where="example " + listed([str(i) for i in bad]),
+                    expected="finite numbers",
+                    fix="look at these examples; model.dtype=float32 rules out overflow",
+                )
         return Scored(example, base.position, base, tuned)
 
     def check(self, micro: MicroBatch) -> str:

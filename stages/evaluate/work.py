@@ -40,7 +40,7 @@ def evaluate(settings: Settings, machine: Device) -> None:
 
     Raises:
         UserError: The split is empty, or a file of an earlier stage is missing.
-        ArithmeticError: A loss is not finite.
+        RunFailed: A loss is not finite.
     """
     console.say(machine.line())
     split = settings.evaluate.split

@@ -117,8 +117,16 @@ def _result(inputs: Inputs) -> str:
 
 
 def _use(inputs: Inputs) -> str:
-    command = f'mlx_lm.generate --model {_base(inputs)} --adapter-path . --prompt "…"'
-    return "In this folder, with `pip install mlx-lm`:\n\n" + _fenced(command, "sh")
+    """The command that tries it: from the Hub where the base model is there, else from here."""
+    hub = inputs.manifest is not None and inputs.manifest["source"]["kind"] == "hub"
+    if hub:
+        where = "In this folder, with `pip install mlx-lm`:"
+        model, folder = _base(inputs), "."
+    else:
+        where = "In the project that made it:"
+        model, folder = '"$(python -m stages.model --path)"', "adapters"
+    command = f'mlx_lm.generate --model {model} --adapter-path {folder} --prompt "…"'
+    return f"{where}\n\n{_fenced(command, 'sh')}"
 
 
 def _training(inputs: Inputs) -> str:

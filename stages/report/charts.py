@@ -14,13 +14,17 @@ MOST_DOTS = 600
 """Rows drawn in the scatter; of more, every n-th."""
 
 
+FEWEST_SMOOTHED = 20
+"""Updates from which on the running median is drawn."""
+
+
 def loss(history: pd.DataFrame, valid: pd.DataFrame) -> Markup:
     """Training loss per update, its running median, and validation; wide and narrow drawing."""
     x, y = column(history, "update"), column(history, "loss")
-    middle = running_median(y)
-    lines = [svg.Line("each update", x, y, "s0 faint")]
-    if len(y) > 2:
-        lines.append(svg.Line("running median", x, middle, "s0"))
+    smoothed = len(y) >= FEWEST_SMOOTHED
+    lines = [svg.Line("each update", x, y, "s0 faint" if smoothed else "s0")]
+    if smoothed:
+        lines.append(svg.Line("running median", x, running_median(y), "s0"))
     if len(valid):
         marks = (column(valid, "update"), column(valid, "loss"))
         lines.append(svg.Line("validation", *marks, "s1 dots"))

@@ -58,7 +58,7 @@ def _counts(inputs: Inputs, name: str) -> dict[str, int | None]:
         "tokens": source.get("tokens"),
         "targets": source.get("targets"),
         "targets lost": split.get("targets_lost"),
-        "split": split.get("rows_split"),
+        "in pieces": split.get("rows_split"),
         "truncated": split.get("rows_truncated"),
         "dropped": split.get("rows_dropped"),
         "end tokens lost": split.get("end_tokens_lost"),
@@ -119,11 +119,12 @@ def rejected(inputs: Inputs) -> Markup | None:
 
 def notes(inputs: Inputs) -> Markup | None:
     """Remarks of tokenize, and how columns were read."""
-    found = [
-        f"{m['files']}: {m['form']}, {m['mapping']}"
-        for m in (inputs.collect or {}).get("mapping") or []
-    ]
-    found += (inputs.tokenize or {}).get("notes") or []
+    mapped: dict[str, list[str]] = {}
+    for one in (inputs.collect or {}).get("mapping") or []:
+        mapped.setdefault(f"{one['form']}, {one['mapping']}", []).append(one["files"])
+    found = [f"{', '.join(names)}: {how}" for how, names in mapped.items()]
+    for report in (inputs.collect, inputs.tokenize):
+        found += (report or {}).get("notes") or []
     if not found:
         return None
     return tag("ul", *(tag("li", note) for note in found), class_="notes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stages.report import data, result, run, samples, training, words
+from stages.report import data, proof, result, run, samples, training, words
 from stages.report.html import Markup, join, tag
 from stages.report.inputs import Inputs
 from stages.report.section import Section, notice
@@ -24,7 +24,7 @@ def build(inputs: Inputs) -> str:
         data.section(inputs),
         data.checks(inputs),
         training.machine(inputs),
-        run.proof(inputs),
+        proof.section(inputs),
         run.section(inputs),
     ]
     title = headline(inputs)

@@ -1,4 +1,4 @@
-"""What was run: model, settings, versions, hashes, the commands that repeat it; the proof."""
+"""What was run: model, settings, versions, hashes, the commands that repeat it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stages.core.fingerprint import fingerprint
 from stages.report import words
 from stages.report.html import Markup, facts, join, table, tag
 from stages.report.inputs import Inputs
-from stages.report.section import Section, absent, heading, notice
+from stages.report.section import Section, absent, heading
 
 BARE = re.compile(r"[A-Za-z][\w./:@+-]*")
 RESERVED = {"null", "true", "false", "nan", "inf"}
@@ -60,30 +60,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", value
 
 
-def proof(inputs: Inputs) -> Section:
-    """The result of `python -m stages prove`, when there is one."""
-    command = tag("code", "python -m stages prove")
-    if inputs.prove is None:
-        hint = tag(
-            "p",
-            "Not measured. ",
-            command,
-            " measures on this model that other ways to cut an update take the same step.",
-            class_="absent",
-        )
-        return Section("proof", "Same step", hint)
-    rows = [[key, _shown(value)] for key, value in flat(inputs.prove)]
-    ok = inputs.prove.get("ok")
-    said = None
-    if ok is not None:
-        said = (
-            notice("ok", "Other cuts take the same step.")
-            if ok
-            else notice("error", "Other cuts do not take the same step within tolerance.")
-        )
-    return Section("proof", "Same step", join([said, table(["", ""], rows, text_columns=(0,))]))
-
-
 def _model(inputs: Inputs) -> Markup:
     m = inputs.manifest
     if m is None:
@@ -92,10 +68,7 @@ def _model(inputs: Inputs) -> Markup:
     packed = m.get("quantization")
     pairs = [
         ("name", m["name"]),
-        (
-            "source",
-            " ".join(str(x) for x in (source["kind"], source["repo"] or source["file"]) if x),
-        ),
+        ("source", source["repo"] or f"{source['kind']} {source['file']}"),
         ("revision", source.get("revision")),
         ("architecture", f"{m['model_type']}, {m['num_layers']} layers of {m['hidden_size']}"),
         ("parameters", words.count(m["parameters"])),

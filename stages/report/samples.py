@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from stages.report import words
 from stages.report.html import Markup, join, tag
 from stages.report.inputs import Inputs
 from stages.report.section import Section, absent, badge, heading
@@ -68,7 +69,10 @@ def _turns(entry: Mapping[str, Any]) -> Markup:
 
 def _answer(name: str, answer: Mapping[str, Any]) -> Markup:
     score = answer.get("score") or {}
-    badges = [badge(f"{answer['tokens']} tokens"), badge("ended" if answer["ended"] else "cut")]
+    badges = [
+        badge(words.plural(answer["tokens"], "token")),
+        badge("ended" if answer["ended"] else "cut"),
+    ]
     if score.get("exact"):
         badges.append(badge("exact match", "ok"))
     elif score.get("normalised"):
@@ -83,8 +87,8 @@ def _answer(name: str, answer: Mapping[str, Any]) -> Markup:
 
 def _quote(name: str, text: str, class_: str = "") -> Markup:
     shown = text if text.strip() else tag("i", "nothing")
-    words_ = tag("div", shown, class_="words", dir="auto")
-    return tag("div", tag("div", name, class_="who"), words_, class_=f"quote {class_}".strip())
+    said = tag("div", shown, class_="words", dir="auto")
+    return tag("div", tag("div", name, class_="who"), said, class_=f"quote {class_}".strip())
 
 
 def _marked_row(form: str, sample: Mapping[str, Any]) -> Markup:

@@ -13,6 +13,11 @@ def count(value: Any) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def length(value: float) -> str:
+    """Tokens: whole where it is whole, else one digit after the point."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
 def nats(value: Any) -> str:
     """A loss, four digits after the point."""
     return NONE if not _finite(value) else f"{value:.4f}"
@@ -24,8 +29,10 @@ def signed(value: Any, digits: int = 4) -> str:
 
 
 def short(value: Any) -> str:
-    """Four significant digits, `1.234e−05` where very small or large."""
-    return NONE if not _finite(value) else f"{value:.4g}".replace("-", "−")
+    """Four significant digits, `1e-05` where very small or large."""
+    if not _finite(value):
+        return NONE
+    return f"{'−' if value < 0 else ''}{abs(value):.4g}"
 
 
 def percent(share: Any, digits: int = 1) -> str:

@@ -32,7 +32,7 @@ def write(folder: Path, hostile: bool = False) -> None:
         "reports/evaluate/metrics.json": metrics(),
         "reports/evaluate/samples.json": samples(words),
         "adapters/adapter_config.json": {"fine_tune_type": "lora", "num_layers": 8},
-        "reports/prove.json": {"ok": True, "update_error": 2.1e-6, "tolerance": 1e-4},
+        "reports/prove.json": prove(),
     }
     for name, value in parts.items():
         path = folder / name
@@ -353,6 +353,28 @@ def run():
         "recoveries": [],
         "updates": 60,
         "updates_of_whole_run": 60,
+    }
+
+
+def prove():
+    def finding(part, what, measured, passed=True, note=""):
+        record = {"part": part, "what": what, "measured": measured, "tolerance": 1e-5}
+        return record | {"loss": measured, "note": note, "passed": passed}
+
+    return {
+        "ok": True,
+        "results": [
+            finding("cuts", "1 example at a time", 3.4e-7),
+            finding("memory", "recompute every layer", 0.0),
+            finding("memory", "attention in blocks of 128", None, None, "no call of it"),
+            finding("updates", "4 updates, cut in 1 and in 16", 2.1e-6),
+            finding("resume", "stopped after 2 updates of 4", 0.0),
+        ],
+        "paddings": 4.1e-7,
+        "float32": True,
+        "examples": {"effective_batch_size": 16, "rows": [0], "lengths": [64]},
+        "model": {"name": "SmolLM2-135M-Instruct", "dtype": "float32"},
+        "device": {"kind": "cpu"},
     }
 
 

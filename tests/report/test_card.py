@@ -48,6 +48,11 @@ def test_hub_model_and_data_are_named_by_their_ids(tmp_path):
     assert "mlx_lm.generate --model org/base --adapter-path ." in body
 
 
+def test_a_base_model_that_is_not_on_the_hub_is_used_from_the_project(tmp_path):
+    _, body = front(written(tmp_path))
+    assert 'mlx_lm.generate --model "$(python -m stages.model --path)"' in body
+
+
 def test_rows_that_are_not_on_the_hub_are_no_dataset_id(tmp_path):
     assert "datasets" not in front(written(tmp_path))[0]
 

@@ -211,6 +211,16 @@ def test_commit_and_changes_are_in_the_repeat_command():
 
 
 def test_result_of_prove_or_how_to_get_it(folder):
-    assert "Other cuts take the same step." in built().sections["proof"]
-    (folder / "reports/prove.json").unlink()
+    text = built().sections["proof"]
+    for words in ("took the same step", "1 example at a time", "3.4e-07", "2.1e-06", "1e-05"):
+        assert words in text
+    assert "attention in blocks of 128no call of it–––not used" in text
+    file = folder / "reports/prove.json"
+    report = json.loads(file.read_text())
+    report["results"][3] |= {"passed": False, "measured": "nan"}
+    file.write_text(json.dumps(report))
+    text = built().sections["proof"]
+    assert "1 comparison out of tolerance" in text
+    assert "nan" in text
+    file.unlink()
     assert "python -m stages prove" in built().sections["proof"]
