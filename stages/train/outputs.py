@@ -22,10 +22,19 @@ STOPPED = "stopped.json"
 MOST_LISTED = 5
 
 
-def finish(job: Job, state: TrainState, manifest: Manifest, device: Device) -> None:
+def finish(
+    job: Job,
+    state: TrainState,
+    manifest: Manifest,
+    device: Device,
+    limits: dict[str, float | None],
+) -> None:
     """Write reports/train/ and adapters/, each whole or not at all.
 
     adapters/ holds the arrays of the best validation, or the last ones where nothing was validated.
+
+    Args:
+        limits: Memory limits in effect, in GB, for run.json.
     """
     weights, update, why = chosen(job, state)
     telemetry = {
@@ -40,7 +49,7 @@ def finish(job: Job, state: TrainState, manifest: Manifest, device: Device) -> N
         "phase_peaks_gb": state.peaks,
         "switched_off": job.step.notes,
         "activation_cache": {split: store.record() for split, store in job.stored.items()},
-        "limits": {"cache_limit_gb": job.step.plan.cache_limit_gb},
+        "limits": limits,
         "skipped_updates": state.skipped,
         "resumed_at_updates": state.resumed,
         "recoveries": [],

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from stages.core import adapters, batching, console, files, models, schedule
+from stages.core.activations.reader import Activations
 from stages.core.device import Device
 from stages.core.entry import Stopped
 from stages.core.errors import RunFailed, UserError
@@ -48,37 +49,25 @@ class Session:
         self.manifest = read_manifest()
         store = Store(folder, folder.name, machine_facts(settings, device))
         examples, valid = read_examples(TRAIN), read_examples(VALID)
-        train = settings.train
-        updates = batching.updates_in_run(
-            len(examples), train.effective_batch_size, train.epochs, train.updates
-        )
-        last = min(updates, train.stop_at_update or updates)
+        updates = updates_of(settings, len(examples))
+        last = min(updates, settings.train.stop_at_update or updates)
         saved = store.latest(last)
         plan = self._plan(examples, valid, saved, store)
-        set_limits(plan, device)
-        self.attached, step = self._step(plan)
-        stores = frozen.stored(
-            step,
-            {"train": examples, "valid": valid},
-            check_batch(examples, plan),
-            settings=settings,
-            manifest=self.manifest,
-            device=device,
-            stop=stop,
-        )
-        self.state = TrainState(optimizer.build(train, step.model))
+        self.limits = set_limits(plan, settings.memory.wired_limit_gb, device)
+        step, stored = self._step(plan, examples, valid, stop)
+        self.state = TrainState(optimizer.build(settings.train, step.model))
         self.job = loop.Job(
-            train=train,
+            train=settings.train,
             run=settings.run,
             step=step,
             examples=examples,
             valid=valid,
-            rates=schedule.rates(train, updates),
+            rates=schedule.rates(settings.train, updates),
             updates=updates,
             last=last,
             store=store,
             stop=stop,
-            stored=stores,
+            stored=stored,
         )
         if saved is not None:
             store.load(saved, self.state, step.model)
@@ -88,7 +77,7 @@ class Session:
     def announce(self) -> None:
         """Say what will be trained, at which rates, and from where."""
         train, job = self.settings.train, self.job
-        console.say(self.attached.line())
+        console.say(job.step.attached.line())
         console.say(schedule.line(train, job.updates))
         if optimizer.ignores_rate(train):
             console.warn(
@@ -127,7 +116,7 @@ class Session:
         job, state = self.job, self.state
         if len(job.valid) and state.evaluated != state.update:
             loop.validate(job, state)
-        outputs.finish(job, state, self.manifest, self.device)
+        outputs.finish(job, state, self.manifest, self.device, self.limits)
         if state.update == job.updates or loop.out_of_patience(job, state):
             job.store.clear()
 
@@ -150,14 +139,27 @@ class Session:
             f" the update: {outputs.REPORTS / outputs.STOPPED}, also in {self.job.store.folder}",
         )
 
-    def _step(self, plan: Plan) -> tuple[Any, Step]:
+    def _step(
+        self, plan: Plan, examples: Examples, valid: Examples, stop: Stop
+    ) -> tuple[Step, dict[str, Activations]]:
+        """The model with what is trained, checked on an example, and its stored activations."""
         settings = self.settings
         folder = models.folder(self.manifest, settings.model)
         model, _ = models.load_model(folder, settings.model.dtype, lazy=plan.activation_cache)
         attached = attach(model, settings.train)
         if settings.train.initial_adapters is not None:
             adapters.load(Path(settings.train.initial_adapters), model)
-        return attached, Step(model, attached, plan)
+        step = Step(model, attached, plan)
+        stored = frozen.stored(
+            step,
+            {"train": examples, "valid": valid},
+            check_batch(examples, plan),
+            settings=settings,
+            manifest=self.manifest,
+            device=self.device,
+            stop=stop,
+        )
+        return step, stored
 
     def _plan(self, examples: Examples, valid: Examples, saved: Saved | None, store: Store) -> Plan:
         """A checkpoint's plan while device and memory settings are the same; else a new one."""
@@ -184,18 +186,40 @@ def machine_facts(settings: Settings, device: Device) -> dict[str, Any]:
     return {"threads": device.threads, "device": device.kind, "memory": memory}
 
 
+def updates_of(settings: Settings, examples: int) -> int:
+    """Updates of the whole run."""
+    train = settings.train
+    return batching.updates_in_run(
+        examples, train.effective_batch_size, train.epochs, train.updates
+    )
+
+
 def check_batch(examples: Examples, plan: Plan) -> batching.MicroBatch:
     """The example with targets whose length is nearest to `CHECK_TOKENS`, alone."""
     distance = np.abs(examples.lengths - CHECK_TOKENS) + (examples.targets == 0) * 1e9
     return batching.micro_batch(examples, np.array([distance.argmin()]), plan)
 
 
-def set_limits(plan: Plan, device: Device) -> None:
-    """Tell MLX's allocator how much it may keep, and Metal how much stays wired."""
+def set_limits(plan: Plan, wired_gb: float | str, device: Device) -> dict[str, float | None]:
+    """Tell MLX's allocator how much it may keep, and Metal how much stays wired.
+
+    Args:
+        wired_gb: `memory.wired_limit_gb`; `auto` is what the system recommends.
+
+    Returns:
+        What is in effect, in GB; None where MLX's own limit or none is.
+    """
+    wired = None
     if plan.cache_limit_gb is not None:
         mx.set_cache_limit(int(plan.cache_limit_gb * 1e9))
     if device.kind == "metal":
-        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+        most = mx.device_info()["max_recommended_working_set_size"]
+        wired = most if wired_gb == "auto" else min(most, int(wired_gb * 1e9))
+        mx.set_wired_limit(wired)
+    return {
+        "cache_limit_gb": plan.cache_limit_gb,
+        "wired_limit_gb": None if wired is None else wired / 1e9,
+    }
 
 
 def require_room(job: loop.Job, state: TrainState) -> None:

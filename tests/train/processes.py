@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 from train_workspace import checkpoints, command, environment
 
-GONE_S = 3.0
-"""An orphan ends within 2 s; one more for a busy machine."""
+
+def most_seconds():
+    """An orphan ends within 2 s; more where processes wait for a core."""
+    return 2 + max(1, os.getloadavg()[0] / os.cpu_count())
 
 
 class Run:
