@@ -12,6 +12,7 @@ def run(settings: Settings) -> None:
     """Read `data/tokens/`; write `data/examples/`, `reports/split.json`, `reports/lengths.png`."""
     from stages.split import picture, work
 
+    files.remove_leftovers(Path("data"))
     report, lengths = work.split(Path("data/tokens"), Path("data/examples"), settings.split)
     files.write_json(Path("reports/split.json"), report)
     picture.draw(Path("reports/lengths.png"), lengths, settings.split.max_seq_length)

@@ -59,9 +59,9 @@ def refuse_long(tallies: dict[str, Tally], settings: Split) -> None:
         shown = [*shown[:MOST_ROWS_SHOWN], f"and {len(rows) - MOST_ROWS_SHOWN} more"]
     longest = max(length for _, _, length in rows)
     raise UserError(
-        f"{len(rows)} rows are longer than split.max_seq_length, and split.policy is error",
+        f"split.policy=error, and rows are longer than the cap: {len(rows)}",
         where="split.policy",
-        found="\n    ".join(shown),
+        found="".join(f"\n    {line}" for line in shown),
         expected=f"at most {settings.max_seq_length} tokens",
         fix=f"set split.max_seq_length to {longest}, or another split.policy",
     )

@@ -14,6 +14,7 @@ def run(settings: Settings) -> None:
     from stages.core.tokenizers import load_tokenizer
     from stages.tokenize.work import tokenize
 
+    files.remove_leftovers(Path("data"))
     manifest = models.read_manifest(Path("data/model.json"))
     folder = models.folder(manifest, settings.model)
     tokenizer = load_tokenizer(folder, settings.tokenize.chat_template)

@@ -99,9 +99,9 @@ def _start(backend: Tokenizer) -> list[int]:
 
 def _bytes_of(backend: Tokenizer, spelling: dict[str, int], size: int) -> np.ndarray | None:
     """Bytes per id: in byte-level spelling a character stands for a byte, in added tokens not."""
-    parts = json.loads(backend.to_str())
-    if not (_has(parts["pre_tokenizer"], "ByteLevel") and _has(parts["decoder"], "ByteLevel")):
-        return None
+    for part in (backend.pre_tokenizer, backend.decoder):
+        if part is None or not _has(json.loads(part.__getstate__()), "ByteLevel"):
+            return None
     lengths = np.zeros(size, np.int32)
     for word, id_ in spelling.items():
         lengths[id_] = len(word)

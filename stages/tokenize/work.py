@@ -122,18 +122,19 @@ def fault_error(faults: Sequence[Fault]) -> UserError:
     for fault in faults:
         groups[fault.reason, fault.source].append(fault.line)
     lines = [f"{reason}: {source} {spans(at)}" for (reason, source), at in groups.items()]
-    shown = lines[:MOST_LINES_SHOWN]
-    if len(lines) > len(shown):
-        shown.append(f"and {len(lines) - len(shown)} more")
     file = paths.cache() / FAULTS_FILE
     files.write_json(file, [fault._asdict() for fault in faults])
-    reasons = "\n".join(fault.reason for fault in faults)
+    where = ""
+    if len(lines) > MOST_LINES_SHOWN:
+        where = f"the whole list is in {paths.CACHE}/{FAULTS_FILE}"
+        lines = [*lines[:MOST_LINES_SHOWN], f"and {len(lines) - MOST_LINES_SHOWN} more"]
+    count = "1 row" if len(faults) == 1 else f"{len(faults)} rows"
     return UserError(
-        f"{len(faults)} rows cannot be tokenized",
-        where=f"the whole list is in {file}" if len(lines) > len(shown) - 1 else "",
-        found="\n    ".join(["", *shown]).lstrip("\n"),
+        f"{count} cannot be tokenized",
+        where=where,
+        found="".join(f"\n    {line}" for line in lines),
         expected="rows that the model's chat template renders",
-        fix=remedy(reasons),
+        fix=remedy("\n".join(fault.reason for fault in faults)),
     )
 
 
@@ -173,17 +174,15 @@ def notes(template: Template | None, renderer: Renderer) -> list[str]:
     lines = []
     if renderer.without_system and template.default_system:
         lines.append(
-            f"{renderer.without_system} chats have no system turn; the chat template gives them "
-            f"its own: {template.default_system!r}"
+            "the chat template gives chats without a system turn its own "
+            f"({renderer.without_system}): {template.default_system!r}"
         )
     if template.writes_date:
         lines.append(f"the chat template writes today's date; here it is always {FIXED_DATE}")
     if renderer.merged:
-        lines.append(f"the system text of {renderer.merged} chats went into a user turn")
+        lines.append(f"system text put into a user turn: {renderer.merged} chats")
     if renderer.empty_answers:
-        lines.append(
-            f"{renderer.empty_answers} assistant turns are empty: only their end is learnt"
-        )
+        lines.append(f"empty assistant turns, which train their end only: {renderer.empty_answers}")
     return lines
 
 

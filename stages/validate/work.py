@@ -87,6 +87,6 @@ def refusal(errors: Sequence[Check]) -> UserError:
     lines = [check.line() for check in errors]
     return UserError(
         f"{len(errors)} problems stand against this run",
-        found="\n    ".join(["", *lines]).lstrip("\n"),
+        found="".join(f"\n    {line}" for line in lines),
         fix="mend each as it says, then run again",
     )
