@@ -118,6 +118,7 @@ def _finished(turn: Turn, calls: list[Any], value: Turn, where: str, seen: Count
             raise BadRow(f"{where}: a {turn['role']} turn cannot call tools")
         turn["tool_calls"] = calls
         seen["turns that call tools"] += 1
+    seen["thoughts"] += "reasoning_content" in turn
     for key in KEPT:
         if isinstance(value.get(key), str):
             turn[key] = value[key]

@@ -29,16 +29,18 @@ def first_equals(digests: np.ndarray) -> np.ndarray:
     return first
 
 
-def repeats(digests: np.ndarray) -> list[tuple[int, int]]:
-    """(row, the first row that equals it) for every row that is not the first of its kind."""
+def repeats(digests: np.ndarray) -> np.ndarray:
+    """Every row that equals an earlier one, with the first such row: int64 (pairs, 2)."""
     first = first_equals(digests)
-    return [(int(i), int(first[i])) for i in np.flatnonzero(first != np.arange(len(first)))]
+    rows = np.flatnonzero(first != np.arange(len(first)))
+    return np.stack([rows, first[rows]], axis=1)
 
 
-def leaks(train: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
-    """(row of `other`, first equal row of `train`) for every row of `other` that train holds."""
+def leaks(train: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Every row of `other` that train holds, with train's first such row: int64 (pairs, 2)."""
     first = first_equals(np.concatenate([train, other]))[len(train) :]
-    return [(int(i), int(first[i])) for i in np.flatnonzero(first < len(train))]
+    rows = np.flatnonzero(first < len(train))
+    return np.stack([rows, first[rows]], axis=1)
 
 
 def cut(digests: np.ndarray, shares: dict[str, float], seed: int) -> np.ndarray:

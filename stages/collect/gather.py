@@ -97,7 +97,10 @@ def workers(total_bytes: int) -> Iterator[ProcessPoolExecutor | None]:
         yield None
         return
     pool = ProcessPoolExecutor(
-        min(cores or 1, MOST_WORKERS), mp_context=get_context("spawn"), initializer=_start_worker
+        min(cores or 1, MOST_WORKERS),
+        mp_context=get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(os.getpid(),),
     )
     try:
         yield pool
@@ -105,10 +108,12 @@ def workers(total_bytes: int) -> Iterator[ProcessPoolExecutor | None]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker() -> None:
+def _start_worker(starter: int) -> None:
     """End with the process that started this one, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent.watch(lambda: os._exit(1), under_dvc=False)
+    if os.getppid() != starter:
+        os._exit(1)
 
 
 def files_as_stream(

@@ -9,11 +9,13 @@ SENTENCES = {
     "last turn is not the assistant's": "a last turn of another role: it trains nothing",
     "no user turn": "no user turn: kept",
     "placeholder": "placeholders like {{name}}: they stay literal text",
+    "thoughts": "reasoning beside an answer: kept as reasoning_content, which not every chat"
+    " template prints",
     "two forms": "text beside a form that knows where its answer begins: the text is not trained",
     "assistant turn of weight 0": "an assistant turn of weight 0: weights are not supported, it is"
     " trained like the others",
 }
-WARNED = ("assistant turn of weight 0", "placeholder")
+WARNED = ("assistant turn of weight 0", "placeholder", "thoughts")
 SILENT = ("turns that call tools", "ShareGPT turns")
 
 

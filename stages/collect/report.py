@@ -58,7 +58,8 @@ def build(splits: dict[str, Gathered], read: dict[str, Gathered]) -> dict[str, A
         splits: train, valid and test as they were written.
         read: The sets of files they were read from (the same, where nothing was cut).
     """
-    leaks = {name: _leaks(splits["train"], splits[name], name) for name in ("valid", "test")}
+    train = splits["train"]
+    leaks = {name: copies.leaks(train.digests, splits[name].digests) for name in ("valid", "test")}
     mapping = [
         {"files": name, "form": form, "rows": rows, "mapping": how}
         for name, gathered in read.items()
@@ -66,8 +67,12 @@ def build(splits: dict[str, Gathered], read: dict[str, Gathered]) -> dict[str, A
     ]
     return {
         "splits": {name: _split(splits[name]) for name in SPLITS},
-        "leaks": [leak for found in leaks.values() for leak in found][:MOST_LISTED],
-        "leaked_rows": {name: len(found) for name, found in leaks.items()},
+        "leaks": [
+            _leak(train, splits[name], name, *pair)
+            for name, pairs in leaks.items()
+            for pair in pairs[:MOST_LISTED]
+        ],
+        "leaked_rows": {name: len(pairs) for name, pairs in leaks.items()},
         "mapping": mapping,
     }
 
@@ -93,13 +98,10 @@ def _repeat(gathered: Gathered, row: int, first: int) -> dict[str, Any]:
     return {**here, "same_as": there["line"], "same_as_source": there["source"]}
 
 
-def _leaks(train: Gathered, other: Gathered, name: str) -> list[dict[str, Any]]:
-    found = []
-    for row, first in copies.leaks(train.digests, other.digests):
-        there = train.where(first)
-        leak = {"train_source": there["source"], "train_line": there["line"]}
-        found.append({"split": name, **other.where(row), **leak})
-    return found
+def _leak(train: Gathered, other: Gathered, name: str, row: int, first: int) -> dict[str, Any]:
+    there = train.where(first)
+    leak = {"train_source": there["source"], "train_line": there["line"]}
+    return {"split": name, **other.where(row), **leak}
 
 
 def sentences(read: dict[str, Gathered]) -> list[tuple[str, bool]]:

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -339,3 +341,39 @@ def test_the_stage_writes_its_outputs_whole_or_not_at_all(workspace, write):
     assert "Traceback" not in done.stderr
     assert {name: Path(name).read_bytes() for name in written} == before
     assert not list(Path("data").glob(".tmp-*"))
+
+
+STARTER = """
+import os, time
+from stages.collect import gather
+if __name__ == "__main__":
+    gather.BYTES_WORTH_WORKERS = 1
+    with gather.workers(1) as pool:
+        print(pool.submit(os.getpid).result() if pool else 0, flush=True)
+        time.sleep(60)
+"""
+
+
+def test_workers_end_with_the_process_that_started_them(workspace):
+    """DVC forwards no signal: a killed stage must leave nobody behind."""
+    (workspace / "starter.py").write_text(STARTER)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    starter = subprocess.Popen(
+        [sys.executable, "starter.py"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    worker = int(starter.stdout.readline())
+    if not worker:
+        pytest.skip("one core only: there are no workers")
+    starter.kill()
+    starter.wait()
+    gone_at = time.monotonic() + 10
+    while alive(worker):
+        assert time.monotonic() < gone_at
+        time.sleep(0.1)
+
+
+def alive(process):
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
