@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.core.settings import known_keys
+
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 NO_RESULT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["samestep"]["no-result"]
@@ -111,3 +113,37 @@ def test_memory_and_run_settings_are_no_dependency(stage):
 def test_validate_does_not_depend_on_the_learning_rate():
     keys = [key for key in STAGES["validate"]["params"] if isinstance(key, str)]
     assert not {"train", "train.learning_rate"} & set(keys)
+
+
+# The stages that read a key themselves; what follows from their outputs comes on top.
+READERS = {
+    "train.learning_rate": {"train", "report"},
+    "train.seed": {"train", "report"},
+    "train.num_layers": {"validate", "train", "report"},
+    "train.updates": {"validate", "train", "report"},
+    "split.max_seq_length": {"split", "report"},
+    "tokenize.train_on": {"tokenize", "evaluate", "report"},
+    "data.seed": {"collect", "report"},
+    "data.max_leak": {"collect", "validate", "report"},
+    "model.revision": {"model", "report"},
+    "evaluate.samples": {"evaluate", "report"},
+    "memory.batch_size": set(),
+    "run.device": set(),
+}
+
+
+def tracks(stage, key):
+    names = [name for name in STAGES[stage].get("params", []) if isinstance(name, str)]
+    return any(key == name or key.startswith(name + ".") for name in names)
+
+
+@pytest.mark.parametrize("key", READERS)
+def test_a_key_concerns_exactly_the_stages_that_read_it(key):
+    assert {stage for stage in STAGES if tracks(stage, key)} == READERS[key]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_keys_of_dvc_yaml_exist(stage):
+    known = known_keys()
+    for name in STAGES[stage].get("params", []):
+        assert not isinstance(name, str) or name in known, name
