@@ -126,6 +126,7 @@ READERS = {
     "data.seed": {"collect", "report"},
     "data.max_leak": {"collect", "validate", "report"},
     "model.revision": {"model", "report"},
+    "model.dtype": {"model", "train", "evaluate", "report"},
     "evaluate.samples": {"evaluate", "report"},
     "memory.batch_size": set(),
     "run.device": set(),
