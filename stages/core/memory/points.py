@@ -51,6 +51,17 @@ class Way:
         return ", ".join(words) or "keep everything"
 
 
+def way_of(plan: Plan) -> Way:
+    """The way of a plan."""
+    return Way(
+        recompute=plan.recompute,
+        place=plan.recompute_place,
+        attention_block=plan.attention_block,
+        compiled=plan.compiled,
+        cached=plan.activation_cache,
+    )
+
+
 @dataclass(frozen=True, order=True)
 class Point:
     """One thing to measure.

@@ -1,8 +1,9 @@
 """Measure real steps in a process of their own: `python -m stages.core.memory.probe`.
 
-Only a process of its own gives honest peaks, and it may die of a point that is too large. It reads
-one request from standard input (JSON) and writes one line per event: `rest` when what rests in
-memory changed, `begin` and `reading` for each point. `stages.core.memory.survey` is the other end.
+Only a process of its own gives honest peaks, and it may die of a point that is too large. The
+first line on standard input (JSON) says which model; each further one lists points. It writes one
+line per event: `rest` when what rests in memory changed, `begin` and `reading` for each point.
+`stages.core.memory.survey` is the other end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stages.core.memory.points import Point, Reading, point_from
 
 
 def main() -> int:
-    """Answer the request on standard input."""
+    """Answer the requests on standard input until it is closed."""
     parent.watch(lambda: os._exit(1), under_dvc=False)
     request = json.loads(sys.stdin.readline())
     kind = device.prepare(request["device"]).kind
@@ -35,14 +36,13 @@ def main() -> int:
         vocabulary=request["vocabulary"],
         warm=kind != "cpu",
     )
-    told = None
-    for point in map(point_from, request["points"]):
-        bench.make_ready(point)
-        if bench.rest != told:
-            told = bench.rest
-            answer("rest", told.record())
-        answer("begin", point.record())
-        answer("reading", reading(bench, point).record())
+    for line in sys.stdin:
+        for point in map(point_from, json.loads(line)["points"]):
+            answer("begin", point.record())
+            bench.make_ready(point)
+            found = reading(bench, point)
+            answer("rest", bench.rest.record())
+            answer("reading", found.record())
     return 0
 
 

@@ -7,15 +7,9 @@ points after it are asked of a fresh one.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
+from types import TracebackType
 from typing import Any
 
 from stages.core import files, models, paths
@@ -23,42 +17,26 @@ from stages.core.device import Device
 from stages.core.errors import UserError
 from stages.core.fingerprint import fingerprint
 from stages.core.manifest import Manifest
-from stages.core.memory import limits, recovery
-from stages.core.memory.points import Point, Reading, Rest, point_from, reading_from, rest_from
+from stages.core.memory.child import Child
+from stages.core.memory.fit import Survey
+from stages.core.memory.points import Point, Reading, Rest, reading_from, rest_from
 from stages.core.settings import Settings
 
 VERSION = 1
 """Raise it when readings of an older version are no longer comparable."""
-MODULE = "stages.core.memory.probe"
-SECONDS = 600.0
-"""Longest a child may take for one point."""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What is known of one model, what is trained of it, and this machine.
-
-    Attributes:
-        rest: What rests in memory.
-        readings: Latest reading of each point.
-    """
-
-    rest: Rest
-    readings: dict[Point, Reading]
-
-    def of(self, kind: str) -> list[Reading]:
-        """Readings of one kind that gave a number."""
-        return [x for point, x in self.readings.items() if point.kind == kind and not x.died]
 
 
 class Surveyor:
-    """Measures points for one run, each once.
+    """Measures points for one run, each once. A context: leaving it ends the child.
 
     Args:
         settings: `model`, `train` and `run.device` are used.
         manifest: Of the base model.
         device: What computes.
         note: Called with one line for each point that is about to be measured.
+
+    Attributes:
+        measured: How many points were measured here, not known before.
     """
 
     def __init__(
@@ -71,10 +49,23 @@ class Surveyor:
         self.settings = settings
         self.manifest = manifest
         self.device = device
-        self.note = note
         self.measured = 0
-        self.file = paths.cache("plans") / f"{self._fingerprint()}.json"
-        self.known = self._read()
+        self._note = note
+        self._file = paths.cache("plans") / f"{self._fingerprint()}.json"
+        self._rest, self._readings = self._read()
+        self._child: Child | None = None
+
+    def __enter__(self) -> Surveyor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._child is not None:
+            self._child.close()
 
     def ask(self, points: Sequence[Point], again: bool = False) -> Survey:
         """The survey with these points in it, measured unless they are known.
@@ -86,82 +77,40 @@ class Surveyor:
         Raises:
             UserError: Not even the model can be loaded in the memory there is.
         """
-        rest, readings = self.known
-        todo = [point for point in points if again or point not in readings]
-        while todo:
-            rest, found, reason = self._child(todo, rest)
-            if rest is None:
-                raise no_room(reason)
-            readings.update({reading.point: reading for reading in found})
-            done = {reading.point for reading in found}
-            self.measured += len(done)
-            todo = [point for point in todo if point not in done]
-            self.known = rest, readings
+        todo = [point for point in points if again or point not in self._readings]
+        for point in todo:
+            self._note(told(point))
+            reading = self._ready_for(point).measure(point)
+            self._rest = self._child.rest or self._rest
+            if self._rest is None:
+                raise no_room(reading.died)
+            self._readings[point] = reading
+            self.measured += 1
+        if todo:
             self._write()
-        if rest is None:
+        if self._rest is None:
             raise ValueError("no points asked for, and none known")
-        return Survey(rest, readings)
+        return Survey(self._rest, dict(self._readings))
 
-    def _child(self, points: list[Point], rest: Rest | None) -> tuple[Rest | None, list, str]:
-        """Readings of one child until it ends; at least one, where it could load the model."""
-        kills = limits.oom_kills()
-        with tempfile.TemporaryFile("w+") as stderr:
-            child = subprocess.Popen(
-                [sys.executable, "-m", MODULE],
-                cwd=Path(__file__).parents[3],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
-            try:
-                rest, found, running = self._listen(child, points, rest)
-            finally:
-                child.kill()
-                status = child.wait()
-            stderr.seek(0)
-            text = stderr.read()[-4000:]
-        if status == 0 and running is None:
-            return rest, found, ""
-        death = recovery.of_process(status, None, text, limits.oom_kills() - kills)
-        reason = death.reason if death.kind != "error" else (text.strip() or "?").splitlines()[-1]
-        if running is None and not found:
-            return None, [], reason
-        unread = [point for point in points if point not in {x.point for x in found}]
-        return rest, [*found, Reading(running or unread[0], died=reason)], reason
+    def _ready_for(self, point: Point) -> Child:
+        """A living child that still has the weights for this point."""
+        whole_model = not point.way.cached and point.kind not in ("head", "update")
+        if self._child is not None and (
+            not self._child.alive or (self._child.freed and whole_model)
+        ):
+            self._child.close()
+            self._child = None
+        if self._child is None:
+            self._child = Child(self._request())
+        return self._child
 
-    def _listen(
-        self, child: subprocess.Popen, points: list[Point], rest: Rest | None
-    ) -> tuple[Rest | None, list[Reading], Point | None]:
-        """Send the request, take events; the point that was running when they ended, or None."""
-        child.stdin.write(json.dumps(self._request(points)) + "\n")
-        child.stdin.close()
-        found: list[Reading] = []
-        running: Point | None = None
-        watch = Watch(child)
-        for line in child.stdout:
-            watch.beat()
-            event = json.loads(line)
-            if event["event"] == "rest":
-                rest = rest_from(event["value"])
-            elif event["event"] == "begin":
-                running = point_from(event["value"])
-                self.note(told(running))
-            else:
-                found.append(reading_from(event["value"]))
-                running = None
-        watch.end()
-        child.wait()
-        return rest, found, running
-
-    def _request(self, points: list[Point]) -> dict[str, Any]:
+    def _request(self) -> dict[str, Any]:
         return {
             "folder": str(models.folder(self.manifest, self.settings.model).resolve()),
             "dtype": self.settings.model.dtype,
             "train": asdict(self.settings.train),
             "device": "cpu" if self.device.kind == "cpu" else "gpu",
             "vocabulary": self.manifest.vocab_size,
-            "points": [point.record() for point in points],
         }
 
     def _fingerprint(self) -> str:
@@ -179,45 +128,20 @@ class Surveyor:
 
     def _read(self) -> tuple[Rest | None, dict[Point, Reading]]:
         try:
-            record = files.read_json(self.file)
+            record = files.read_json(self._file)
             readings = [reading_from(entry) for entry in record["readings"]]
             return rest_from(record["rest"]), {reading.point: reading for reading in readings}
         except (UserError, KeyError, TypeError):
             return None, {}
 
     def _write(self) -> None:
-        rest, readings = self.known
         record = {
             "model": self.manifest.name,
             "device": self.device.name,
-            "rest": rest.record(),
-            "readings": [readings[point].record() for point in sorted(readings)],
+            "rest": self._rest.record(),
+            "readings": [self._readings[point].record() for point in sorted(self._readings)],
         }
-        files.write_json(self.file, record)
-
-
-class Watch:
-    """Ends a child that says nothing for `SECONDS`."""
-
-    def __init__(self, child: subprocess.Popen) -> None:
-        self._child = child
-        self._last = time.monotonic()
-        self._over = threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def beat(self) -> None:
-        """The child has said something."""
-        self._last = time.monotonic()
-
-    def end(self) -> None:
-        """Stop looking."""
-        self._over.set()
-
-    def _look(self) -> None:
-        while not self._over.wait(1.0):
-            if time.monotonic() - self._last > SECONDS:
-                self._child.kill()
-                return
+        files.write_json(self._file, record)
 
 
 def told(point: Point) -> str:
@@ -231,7 +155,7 @@ def told(point: Point) -> str:
 def no_room(reason: str) -> UserError:
     """The message where a child could not even load the model."""
     return UserError(
-        "The model cannot be loaded to measure it",
+        "The model cannot be loaded to measure a step",
         where="python -m stages.core.memory.probe",
         found=reason,
         fix="free memory, or choose a smaller or a quantized model",

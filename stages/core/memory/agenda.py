@@ -1,0 +1,118 @@
+"""Which points are measured for a run: small ones whose phases bind as they do in large steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from stages.core.manifest import Manifest
+from stages.core.memory.fit import FEW_TARGETS
+from stages.core.memory.points import Point, Way
+from stages.core.settings import Settings
+
+CHUNKS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"cpu": (32, 64, 128), "cuda": (128, 512), "metal": (64, 256)}
+)
+"""Pieces of the loss that are tried, by device."""
+BLOCKS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"cpu": (64, 128, 256), "cuda": (256, 512), "metal": (128, 256, 512)}
+)
+"""Query blocks that are tried."""
+WIDTHS: Mapping[str, int] = MappingProxyType({"cpu": 64, "cuda": 512, "metal": 256})
+"""Largest width of the smallest point."""
+RECURRENT_WIDTH = 16
+"""The same for layers that step through time in Python."""
+RECURRENT_KEYS = ("linear_attn", "mamba", "mixer", "recurrent", "ssm")
+SHORT = 128
+"""Examples up to this long gain nothing from attention in blocks."""
+CHECK_WIDTH = 48
+SMALL_CHUNK = 16
+
+
+def frozen_layers(settings: Settings, manifest: Manifest) -> bool:
+    """Whether some layers stay as they are, as far as the settings tell."""
+    train = settings.train
+    keys = train.lora_parameters.keys or ()
+    outer = train.fine_tune_type != "full" and any(key in manifest.outer_keys for key in keys)
+    return 0 < train.num_layers < manifest.num_layers and not outer
+
+
+def recurrent(manifest: Manifest) -> bool:
+    """Whether some layers step through time, by the names of their modules."""
+    return any(part in key for key in manifest.layer_keys for part in RECURRENT_KEYS)
+
+
+def chunks(memory: Any, kind: str) -> tuple[int, ...]:
+    """Pieces of the loss to try; 0: one piece."""
+    if memory.loss_chunk == "auto":
+        return CHUNKS[kind]
+    return (0,) if memory.loss_chunk == "off" else (int(memory.loss_chunk),)
+
+
+def blocks(memory: Any, kind: str, longest: int) -> tuple[int, ...]:
+    """Query blocks to try; 0: off."""
+    if memory.attention_block == "auto":
+        tried = BLOCKS[kind] if longest > SHORT else ()
+        return (0, *(block for block in tried if block < longest))
+    return (0,) if memory.attention_block == "off" else (int(memory.attention_block),)
+
+
+def first(settings: Settings, manifest: Manifest, longest: int, kind: str) -> list[Point]:
+    """What is measured in any case, points of the whole model first.
+
+    Args:
+        longest: Tokens of the longest example.
+        kind: `cpu`, `cuda` or `metal`.
+    """
+    width = min(CHECK_WIDTH, longest)
+    way = Way(recompute=1, attention_block=SMALL_CHUNK)
+    points = [Point("check", 1, width, max(1, width // 2), SMALL_CHUNK, way)]
+    cached = frozen_layers(settings, manifest)
+    shapes = point_shapes(manifest, longest, kind)
+    if cached:
+        points += [Point("frozen", rows, width) for rows, width in shapes[1:]]
+    points.append(Point("update"))
+    return points + heads(chunks(settings.memory, kind))
+
+
+def heads(pieces: Sequence[int]) -> list[Point]:
+    """The loss alone: two pieces each, and more targets at one of them."""
+    points = []
+    for chunk in pieces:
+        count = 2 * chunk or 2 * CHUNKS["cpu"][-1]
+        points.append(Point("head", targets=count, loss_chunk=chunk))
+    smallest = points[0]
+    if smallest.loss_chunk:
+        points.append(replace(smallest, targets=2 * smallest.targets))
+    return points
+
+
+def layers(manifest: Manifest, longest: int, kind: str, way: Way) -> list[Point]:
+    """Points from which the layers' cost is fitted, for one way.
+
+    For attention in blocks the block differs from point to point: one fit serves all sizes.
+    """
+    shapes = point_shapes(manifest, longest, kind)
+    if not way.attention_block:
+        return [_layers(rows, width, way) for rows, width in shapes]
+    large = shapes[-1][1]
+    picked = [(1, large // 2, large // 8), (1, large, large // 8), (1, large, large // 2)]
+    picked.append((2, large // 2, large // 4))
+    return [
+        _layers(rows, width, replace(way, attention_block=max(1, block)))
+        for rows, width, block in picked
+    ]
+
+
+def point_shapes(manifest: Manifest, longest: int, kind: str) -> list[tuple[int, int]]:
+    """(rows, width) of the points, smallest first: in both rows and length."""
+    most = RECURRENT_WIDTH if recurrent(manifest) else WIDTHS[kind]
+    width = max(2, min(most, longest // 4))
+    return [(1, width), (2, width), (1, 2 * width), (1, 4 * width)]
+
+
+def _layers(rows: int, width: int, way: Way) -> Point:
+    targets = min(FEW_TARGETS, rows * (width - 1))
+    return Point("layers", rows, width, targets, SMALL_CHUNK, way)

@@ -1,0 +1,201 @@
+"""Every plan that could be taken, with its predicted memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stages.core import batching, files, paths
+from stages.core.activations import identity, size
+from stages.core.manifest import Manifest
+from stages.core.memory import agenda
+from stages.core.memory.budget import Budget
+from stages.core.memory.fit import Model, Shape
+from stages.core.memory.points import Way, way_of
+from stages.core.memory.rule import recompute_fixed, rows_fixed
+from stages.core.memory.work import Load, Work
+from stages.core.plan import Plan
+from stages.core.settings import Settings
+
+MULTIPLES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Padded tokens of a micro-batch that are tried, as multiples of the longest example."""
+CHECK_TOKENS = 256
+"""About how long the example is on which train checks a plan."""
+RESERVE = 0.05
+"""Share of a step's own memory that the allocator's cache gets at least."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan with what it is predicted to need.
+
+    Attributes:
+        plan: Without a cache limit yet.
+        way: How its layers are computed.
+        worst: The shape that needs most.
+        step: Bytes of memory at the highest moment of an update, weights included.
+        start: Bytes at the highest moment before the first update (check, activation cache).
+        transient: Bytes of `step` above what rests in memory.
+        seconds: Per update.
+        start_seconds: Once, for the activation cache.
+    """
+
+    plan: Plan
+    way: Way
+    worst: Shape
+    step: float
+    start: float
+    transient: float
+    seconds: float
+    start_seconds: float
+
+    @property
+    def bytes(self) -> float:
+        """What the budget must hold: the highest moment, and the smallest cache."""
+        return max(self.step + RESERVE * self.transient, self.start)
+
+    def total_seconds(self, updates: int) -> float:
+        """Of the whole run."""
+        return self.start_seconds + updates * self.seconds
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a choice is made for.
+
+    Attributes:
+        settings, manifest: Of the run.
+        kind: Of the device.
+        work: What the run computes.
+        limit: Memory it may take.
+    """
+
+    settings: Settings
+    manifest: Manifest
+    kind: str
+    work: Work
+    limit: Budget
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Padded lengths of the run's micro-batches."""
+        return batching.widths(self.work.lengths, self.settings.split.max_seq_length)
+
+
+def every(case: Case, model: Model) -> list[Candidate]:
+    """All candidates: what the settings leave open, in all combinations."""
+    found, on_disk = [], stored(case, model)
+    for base in bases(case):
+        load = case.work.load(base)
+        for way in ways(case, model):
+            for chunk in agenda.chunks(case.settings.memory, case.kind):
+                candidate = predict(planned(base, way, chunk), model, load)
+                found.append(replace(candidate, start_seconds=0.0) if on_disk else candidate)
+    return found
+
+
+def bases(case: Case) -> list[Plan]:
+    """Plans that differ in the size of their micro-batches alone."""
+    widths = case.widths
+    rows = rows_fixed(case.settings)
+    if rows is not None:
+        return [Plan(rows, rows * widths[-1], widths)]
+    most = case.work.rows * widths[-1]
+    tokens = sorted({min(most, int(multiple * widths[-1])) for multiple in MULTIPLES})
+    return [Plan(case.work.rows, count, widths) for count in tokens]
+
+
+def ways(case: Case, model: Model) -> Iterator[Way]:
+    """Ways that the settings leave open and that can be predicted."""
+    memory = case.settings.memory
+    fitted = model.ways()
+    for block in agenda.blocks(memory, case.kind, case.work.longest):
+        for k, place in recomputing(recompute_fixed(memory.grad_checkpoint)):
+            needed = {(j, block > 0) for j in ({k} if k in (0, 1) else {0, 1})}
+            if needed <= fitted:
+                for stored in cached_choices(case, model):
+                    yield Way(k, place, block, cached=stored)
+
+
+def recomputing(fixed: int | None) -> list[tuple[int, str]]:
+    """(every k-th layer, place) to try."""
+    if fixed is not None:
+        return [(fixed, "spread")]
+    return [(0, "spread"), (4, "spread"), (2, "spread"), (2, "first"), (2, "last"), (1, "spread")]
+
+
+def cached_choices(case: Case, model: Model) -> list[bool]:
+    """Whether training may come from stored activations, from the whole model, or both."""
+    memory = case.settings.memory
+    if not model.cached or memory.activation_cache == "off":
+        return [False]
+    if memory.activation_cache == "on":
+        return [True]
+    return [True, False] if stored(case, model) or has_room(case) else [False]
+
+
+def stored(case: Case, model: Model) -> bool:
+    """Whether the activations of this run are on the disk from before."""
+    cut, made = model.survey.rest.cut, [split for split in case.work.splits if len(split)]
+    folders = [identity.folder(case.manifest, cut, split, case.kind) for split in made]
+    return all(folder.is_dir() for folder in folders)
+
+
+def has_room(case: Case) -> bool:
+    """Whether the disk and `memory.activation_cache_limit_gb` have room for the activations."""
+    work = case.work
+    need = size.predicted_gb(case.manifest, np.concatenate([work.lengths, work.valid_lengths]))
+    room = files.free_gb(paths.cache("activations")) - size.RESERVE_GB
+    return need <= min(room, size.limit_gb(case.settings.memory.activation_cache_limit_gb))
+
+
+def planned(base: Plan, way: Way, chunk: int) -> Plan:
+    """The plan of one way."""
+    return replace(
+        base,
+        recompute=way.recompute,
+        recompute_place=way.place,
+        attention_block=way.attention_block,
+        activation_cache=way.cached,
+        compiled=way.compiled,
+        loss_chunk=chunk,
+    )
+
+
+def predict(plan: Plan, model: Model, load: Load) -> Candidate:
+    """The candidate of a plan.
+
+    Args:
+        load: The work as a plan with these micro-batches cuts it.
+    """
+    way, rest, chunk = way_of(plan), model.survey.rest, plan.loss_chunk
+    peaks = model.peak(way, load.stacked, chunk)
+    worst = int(np.argmax(peaks))
+    transient = max(float(peaks[worst]), model.update_peak())
+    seconds = float(np.dot(load.counts, model.seconds(way, load.stacked, chunk)))
+    start, start_seconds = _start(plan, load.work, model)
+    return Candidate(
+        plan=plan,
+        way=way,
+        worst=load.shapes[worst],
+        step=rest.resting(way.cached) + transient,
+        start=start,
+        transient=transient,
+        seconds=seconds / len(load.work.batches) + model.update_seconds(),
+        start_seconds=start_seconds,
+    )
+
+
+def _start(plan: Plan, work: Work, model: Model) -> tuple[float, float]:
+    """(bytes, seconds) before the first update: the check, and storing activations."""
+    rest = model.survey.rest
+    peak = model.check_peak(min(CHECK_TOKENS, work.longest))
+    if not plan.activation_cache:
+        return rest.whole + peak, 0.0
+    width = max(plan.widths[-1], work.longest)
+    rows = max(1, plan.batch_tokens // width)
+    stored, seconds = model.frozen(Shape(rows, width, 1))
+    tokens = int(work.lengths.sum()) + int(work.valid_lengths.sum())
+    return rest.whole + max(peak, stored), seconds * tokens / (rows * width)

@@ -1,0 +1,270 @@
+"""Choose the plan of a run: measure, predict, confirm on the worst real micro-batch, or refuse.
+
+Small models under an automatic budget are not worth the seconds of a child process: they get the
+rule's plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from stages.core.device import Device
+from stages.core.manifest import Manifest
+from stages.core.memory import agenda, candidates, refusal, rule
+from stages.core.memory.budget import Budget, budget
+from stages.core.memory.candidates import Candidate, Case
+from stages.core.memory.fit import Model
+from stages.core.memory.points import Point, Way
+from stages.core.memory.survey import Survey, Surveyor
+from stages.core.memory.work import Work, work
+from stages.core.plan import Plan
+from stages.core.settings import Settings
+from stages.core.tables import Examples
+
+SMALL_MODEL_BYTES = 64e6
+SAME_SPEED = 1.02
+"""Plans within this factor of the fastest count as equally fast: the smallest of them is taken."""
+MOST_CONFIRMED = 3
+"""Worst micro-batches that are run for one choice."""
+NEAR = 0.5
+"""Below this share of the budget a plan's neighbours need not be measured."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan and why it was chosen.
+
+    Attributes:
+        plan: With predictions and cache limit.
+        budget: It was chosen under.
+        chosen: The candidate behind it, None where nothing was measured.
+        all: Every candidate.
+        measured_worst: Bytes at the peak of the worst real micro-batch, None where it was not run.
+        model: The predictions, None where nothing was measured.
+        work: What the run computes.
+        points: Points measured now, not known before.
+        seconds: The choice took.
+        notes: Lines for a person: what is off, what fixed settings cost.
+    """
+
+    plan: Plan
+    budget: Budget
+    work: Work
+    chosen: Candidate | None = None
+    all: list[Candidate] = field(default_factory=list)
+    measured_worst: float | None = None
+    model: Model | None = None
+    points: int = 0
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """The choice in one line."""
+        plan, limit = self.plan, f"budget {self.budget.gb:.2f} GB ({self.budget.reason})"
+        size = f"micro-batches of at most {plan.batch_size} rows and {plan.batch_tokens} tokens"
+        if self.chosen is None:
+            return f"plan by rule, nothing measured: {size}; {limit}"
+        store = "frozen layers stored" if plan.activation_cache else "whole model"
+        return (
+            f"plan: {size}, {self.chosen.way.told()}, {store}, loss in pieces of"
+            f" {plan.loss_chunk or 'all'}; predicted peak {plan.predicted_peak_gb:.2f} GB and"
+            f" {plan.predicted_seconds:.2f} s an update; {limit}"
+        )
+
+
+def choose(
+    settings: Settings,
+    manifest: Manifest,
+    examples: Examples,
+    valid: Examples,
+    device: Device,
+    *,
+    whole_table: bool = False,
+    note: Callable[[str], None] = lambda line: None,
+) -> Choice:
+    """The fastest plan that fits this machine's budget now.
+
+    Args:
+        settings: The run's; fixed `memory.*` values are kept.
+        manifest: Of the base model.
+        examples, valid: What is trained and validated.
+        device: What computes.
+        whole_table: Measure all ways of computing, also those that are not needed to choose.
+        note: Called with a line for each point that is measured.
+
+    Raises:
+        UserError: Nothing fits; the message has the numbers.
+    """
+    started = time.monotonic()
+    limit = machine_budget(settings, device)
+    todo = work(settings, examples, valid)
+    if not whole_table and not worth_measuring(settings, manifest):
+        lengths = np.concatenate([examples.lengths, valid.lengths])
+        return Choice(rule.by_rule(settings, manifest, lengths, device.kind), limit, todo)
+    with Surveyor(settings, manifest, device, note) as surveyor:
+        chooser = Chooser(Case(settings, manifest, device.kind, todo, limit), surveyor)
+        best = chooser.run(whole_table)
+        points = surveyor.measured
+    if best is None:
+        lengths = np.concatenate([examples.lengths, valid.lengths])
+        plan = rule.by_rule(settings, manifest, lengths, device.kind)
+        notes = ["no way of computing could be measured on this architecture", *chooser.notes()]
+        return Choice(plan, limit, todo, notes=notes)
+    plan = replace(
+        best.plan,
+        cache_limit_gb=cache_limit_gb(settings, best, limit),
+        predicted_peak_gb=best.step / 1e9,
+        predicted_seconds=best.seconds,
+    )
+    return Choice(
+        plan,
+        limit,
+        todo,
+        chosen=best,
+        all=chooser.all,
+        model=chooser.model,
+        measured_worst=chooser.measured(best),
+        points=points,
+        seconds=time.monotonic() - started,
+        notes=chooser.notes(),
+    )
+
+
+def worth_measuring(settings: Settings, manifest: Manifest) -> bool:
+    """Whether a run needs more than the rule's plan: a model of some size, or a set budget."""
+    return manifest.bytes > SMALL_MODEL_BYTES or settings.memory.budget_gb != "auto"
+
+
+def machine_budget(settings: Settings, device: Device) -> Budget:
+    """The budget of one worker on this machine now."""
+    info: dict[str, Any] = {}
+    if device.kind != "cpu":
+        import mlx.core as mx
+
+        info = mx.device_info()
+    found = budget(settings.memory.budget_gb, device.kind, info)
+    hosts = settings.run.launch.hosts
+    if isinstance(hosts, int) and hosts > 1 and settings.memory.budget_gb == "auto":
+        return Budget(found.bytes // hosts, f"{found.reason}, shared by {hosts} workers")
+    return found
+
+
+class Chooser:
+    """One choice: what is asked of the surveyor, and what follows from it."""
+
+    def __init__(self, case: Case, surveyor: Surveyor) -> None:
+        self.case = case
+        self.surveyor = surveyor
+        self.cached = agenda.frozen_layers(case.settings, case.manifest)
+        self.all: list[Candidate] = []
+        self.model: Model | None = None
+
+    def run(self, whole_table: bool) -> Candidate | None:
+        """Measure, choose, confirm; None where nothing could be measured.
+
+        Raises:
+            UserError: Nothing fits.
+        """
+        self._measure(self._ways(more=False))
+        best = self._best()
+        if whole_table or best is None or best.bytes > NEAR * self.case.limit.bytes:
+            self._measure(self._ways(more=True))
+        if not self.all:
+            return None
+        return self._confirmed()
+
+    def notes(self) -> list[str]:
+        """What is off on this architecture."""
+        return [] if self.model is None else list(self.model.survey.rest.notes)
+
+    def measured(self, best: Candidate) -> float | None:
+        """Bytes at the peak of its worst micro-batch, None where that was not run."""
+        reading = self.model.survey.readings.get(worst_point(best))
+        if reading is None or reading.died:
+            return None
+        return self.model.survey.rest.resting(best.way.cached) + reading.peak
+
+    def _measure(self, ways: list[Way]) -> None:
+        """Measure these ways; from the whole model where activations can't be stored."""
+        case = self.case
+        longest, manifest, kind = case.work.longest, case.manifest, case.kind
+        points = agenda.first(case.settings, manifest, longest, kind)
+        points += [p for way in ways for p in agenda.layers(manifest, longest, kind, way)]
+        survey = self.surveyor.ask(points)
+        if self.cached and not any(x.point.way.cached for x in survey.of("layers")):
+            self.cached = False
+            self._measure([replace(way, cached=False) for way in ways])
+            return
+        self._predict(survey)
+
+    def _predict(self, survey: Survey) -> None:
+        """All candidates from a survey; none where no way could be measured."""
+        self.model = Model(survey)
+        self.all = candidates.every(self.case, self.model)
+
+    def _ways(self, more: bool) -> list[Way]:
+        """Ways to measure: those that keep most, or all that the settings leave open."""
+        fixed = rule.recompute_fixed(self.case.settings.memory.grad_checkpoint)
+        some = (0, 1) if more or (fixed or 0) > 1 else (fixed or 0,)
+        ks = (fixed,) if fixed in (0, 1) else some
+        blocks = agenda.blocks(self.case.settings.memory, self.case.kind, self.case.work.longest)
+        inside = sorted({block > 0 for block in blocks})
+        if not more and len(inside) > 1:
+            inside = [False]
+        return [Way(k, attention_block=int(b), cached=self.cached) for b in inside for k in ks]
+
+    def _best(self) -> Candidate | None:
+        """The fastest that fits; of equally fast ones the smallest."""
+        fitting = [found for found in self.all if self._fits(found)]
+        if not fitting:
+            return None
+        seconds = lambda found: found.total_seconds(self.case.work.updates)
+        least = min(map(seconds, fitting))
+        return min(
+            (found for found in fitting if seconds(found) <= SAME_SPEED * least),
+            key=lambda found: (found.bytes, seconds(found)),
+        )
+
+    def _fits(self, found: Candidate) -> bool:
+        fixed = self.case.settings.memory.cache_limit_gb
+        needed = found.bytes
+        if fixed != "auto":
+            needed = max(found.start, found.step + float(fixed) * 1e9)
+        reading = self.model.survey.readings.get(worst_point(found))
+        return needed <= self.case.limit.bytes and not (reading and reading.died)
+
+    def _confirmed(self) -> Candidate:
+        """The best one whose worst micro-batch was run, which corrects the predictions.
+
+        Raises:
+            UserError: Nothing fits.
+        """
+        for _ in range(MOST_CONFIRMED):
+            best = self._best()
+            if best is None:
+                break
+            if self.measured(best) is not None:
+                return best
+            self._predict(self.surveyor.ask([worst_point(best)]))
+        best = self._best()
+        if best is None:
+            raise refusal.refused(self.case, self.model, self.all)
+        return best
+
+
+def worst_point(found: Candidate) -> Point:
+    """The worst micro-batch of a candidate, to be run whole."""
+    shape = found.worst
+    return Point("whole", *shape, loss_chunk=found.plan.loss_chunk, way=found.way)
+
+
+def cache_limit_gb(settings: Settings, found: Candidate, limit: Budget) -> float:
+    """What the allocator may keep: as much as a step takes, where the budget has room for it."""
+    if settings.memory.cache_limit_gb != "auto":
+        return float(settings.memory.cache_limit_gb)
+    return max(0.0, min(found.transient, limit.bytes - found.step)) / 1e9

@@ -1,0 +1,125 @@
+"""What to say when nothing fits: the closest plan, what is missing, what would help most.
+
+A change of mathematics is only ever proposed, with its price, never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from stages.core.errors import UserError
+from stages.core.manifest import Manifest
+from stages.core.memory.budget import Budget
+from stages.core.memory.candidates import Candidate, Case
+from stages.core.memory.fit import Model, Shape
+from stages.core.memory.work import Work
+from stages.core.settings import Settings
+
+FOUR_BIT = 4.5 / 8
+"""Bytes per weight of a 4-bit base with group size 64, scales and biases included."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STEP = 16
+
+
+class Help(NamedTuple):
+    """A change of mathematics: GB it saves, and how it is made and paid for."""
+
+    saves: float
+    text: str
+
+
+def refused(case: Case, model: Model, found: Sequence[Candidate]) -> UserError:
+    """The error that says so with numbers."""
+    limit = case.limit
+    closest = min(found, key=lambda candidate: candidate.bytes)
+    missing = closest.bytes - limit.bytes
+    helps = sorted(changes(case, model, closest), reverse=True)
+    lines = [f"{help_.text} (saves about {help_.saves / 1e9:.2f} GB)" for help_ in helps]
+    plan = closest.plan
+    return UserError(
+        "No plan fits the memory budget",
+        where="memory.budget_gb",
+        found=f"budget {limit.gb:.2f} GB ({limit.reason}); the closest plan needs"
+        f" {closest.bytes / 1e9:.2f} GB, {missing / 1e9:.2f} GB more: {plan.batch_size} rows or"
+        f" {plan.batch_tokens} tokens at once, {closest.way.told()}, loss in pieces of"
+        f" {plan.loss_chunk or 'all'}",
+        expected=f"at least {closest.bytes / 1e9:.2f} GB, or other mathematics",
+        fix=f"raise memory.budget_gb to {closest.bytes / 1e9:.2f}, or change the mathematics:"
+        + "".join(f"\n    {line}" for line in lines),
+    )
+
+
+def changes(case: Case, model: Model, closest: Candidate) -> list[Help]:
+    """What a change of mathematics would save, for each that is possible here."""
+    found = [_shorter(case.work, model, closest, case.limit), _fewer_layers(model, closest)]
+    found += [_quantized(case.manifest, model, closest), _lower_rank(case.settings, model)]
+    return [help_ for help_ in found if help_ is not None and help_.saves > 0]
+
+
+def longest_that_fits(model: Model, closest: Candidate, limit: Budget, longest: int) -> int:
+    """The longest example, in tokens, of which one at a time fits; 0 where none does."""
+    rest = model.survey.rest.resting(closest.way.cached)
+    for width in range(longest, 0, -STEP):
+        shape = Shape(1, width, width)
+        if rest + model.peak(closest.way, shape, closest.plan.loss_chunk) <= limit.bytes:
+            return width
+    return 0
+
+
+def _shorter(work: Work, model: Model, closest: Candidate, limit: Budget) -> Help | None:
+    fits = longest_that_fits(model, closest, limit, work.longest - STEP)
+    cap = fits or max(STEP, work.longest // 2)
+    cut = np.minimum(work.targets, np.maximum(0, work.lengths - cap)).sum()
+    share = cut / max(1, work.targets.sum())
+    shape = Shape(1, cap, cap)
+    peak = model.peak(closest.way, shape, closest.plan.loss_chunk)
+    saved = closest.transient - peak
+    fate = "the longest that fits" if fits else "still too long"
+    recurrent = model.survey.rest.recurrent
+    why = f"; {recurrent} layers keep a state for every token" if recurrent else ""
+    text = (
+        f"split.max_seq_length={cap}, {fate}: {share:.1%} of the targets lie beyond it, cut off or"
+        f" trained in pieces, as split.policy says{why}"
+    )
+    return Help(saved, text)
+
+
+def _fewer_layers(model: Model, closest: Candidate) -> Help | None:
+    rest = model.survey.rest
+    trained = rest.layers - rest.cut
+    fewer = trained // 2
+    if fewer < 1:
+        return None
+    shape, way = closest.worst, closest.way
+    kept = model.kept(way, shape) * (trained - fewer) / trained
+    state = (rest.trained + rest.state) * (trained - fewer) / trained
+    weights = (rest.above - rest.trained) * (trained - fewer) / rest.layers if way.cached else 0
+    text = (
+        f"train.num_layers={fewer}: quality can fall on tasks that need much new knowledge;"
+        " compare validation losses"
+    )
+    return Help(kept + state + weights, text)
+
+
+def _quantized(manifest: Manifest, model: Model, closest: Candidate) -> Help | None:
+    if manifest.quantization:
+        return None
+    rest = model.survey.rest
+    weights = (rest.above if closest.way.cached else rest.whole) - rest.trained
+    saved = weights * (1 - FOUR_BIT / BYTES[manifest.dtype])
+    text = "a 4-bit version of the base model (QLoRA): its losses differ slightly from the start"
+    return Help(saved, text)
+
+
+def _lower_rank(settings: Settings, model: Model) -> Help | None:
+    rank = settings.train.lora_parameters.rank
+    if settings.train.fine_tune_type == "full":
+        saved = 0.95 * (model.survey.rest.state + model.survey.rest.trained)
+        return Help(saved, "train.fine_tune_type=lora: fewer numbers to train")
+    if rank == 1:
+        return None
+    saved = (model.survey.rest.state + model.survey.rest.trained) * (1 - (rank // 2) / rank)
+    return Help(saved, f"train.lora_parameters.rank={rank // 2}: a smaller adapter")
