@@ -55,20 +55,18 @@ PARTS = st.lists(
     ),
     max_size=3,
 )
-TURNS = st.lists(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "role": ROLES | JSON,
-            "from": ROLES,
-            **{key: JSON | st.text(max_size=5) for key in TURN_KEYS},
-            "content": PARTS | st.text(max_size=5) | JSON,
-        },
-    ),
-    max_size=4,
+CONTENT = st.text(max_size=5) | PARTS | JSON
+EXTRA = {key: JSON | st.text(max_size=5) for key in TURN_KEYS}
+NEARLY = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": CONTENT}
+) | st.fixed_dictionaries(
+    {"from": st.sampled_from(["human", "gpt", "function_call"]), "value": CONTENT}
 )
+WILD = st.fixed_dictionaries({}, optional={"role": ROLES | JSON, "from": ROLES, **EXTRA})
+TURNS = st.lists(NEARLY | WILD, max_size=4)
 ROWS = st.dictionaries(st.sampled_from(forms.KNOWN), TURNS | st.text(max_size=6) | JSON, max_size=5)
-VALUES = st.lists(ROWS | JSON, min_size=1, max_size=8)
+CHATS = st.fixed_dictionaries({"messages": TURNS}, optional={"tools": JSON, "system": JSON})
+VALUES = st.lists(ROWS | CHATS | JSON, min_size=1, max_size=8)
 
 
 def collected(name: str, data: bytes | None, table: pa.Table | None = None) -> dict | None:
