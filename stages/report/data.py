@@ -79,9 +79,7 @@ def lengths(inputs: Inputs) -> Markup | None:
     for name in SPLITS:
         found = _split(inputs.tokenize, name).get("length")
         if found:
-            rows.append(
-                [name, f"{found['mean']:,.1f}", *(words.count(found[n]) for n in names[1:])]
-            )
+            rows.append([name, *(words.length(found[mark]) for mark in names)])
     if not rows:
         return None
     columns = ["split", "mean", "median", "90%", "95%", "99%", "longest"]

@@ -121,8 +121,10 @@ def missing(inputs: Inputs) -> Markup | None:
     stages = ", ".join(inputs.missing)
     return notice(
         "warning",
-        f"This run is not complete: nothing there yet from {stages}. The page shows what there is;"
-        " `dvc repro` does the rest.",
+        f"This run is not complete: nothing there yet from {stages}.",
+        " The page shows what there is; ",
+        tag("code", "dvc repro"),
+        " does the rest.",
     )
 
 

@@ -170,8 +170,9 @@ def drawing(title: str, width: int, height: int, *parts: object, class_: str = "
 
 
 def line_chart(title: str, lines: Sequence[Line], box: Frame, x_label: str = "update") -> Markup:
-    """Lines in a frame; dots where a series has the class `dots`."""
-    parts: list[object] = box.axes(x_label, ticks(box.across.low, box.across.high))
+    """Lines over a whole number in a frame; dots where a series has the class `dots`."""
+    whole = [x for x in ticks(box.across.low, box.across.high) if x == int(x)]
+    parts: list[object] = box.axes(x_label, whole)
     for line in lines:
         x, y = thinned(line.x, line.y)
         parts.append(tag("path", d=path(x, y, box.across, box.up), class_=f"line {line.class_}"))

@@ -54,7 +54,9 @@ def state(training: Training) -> list[Markup]:
             notice(
                 "warning",
                 "Training has not finished. This is the newest checkpoint on this machine, update"
-                f" {training.checkpoint}; `dvc repro` goes on from it.",
+                f" {training.checkpoint}; ",
+                tag("code", "dvc repro"),
+                " goes on from it.",
             )
         )
     if training.stopped is not None:

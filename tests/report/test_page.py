@@ -89,6 +89,7 @@ def test_numbers_of_training_data_and_machine(folder):
     for number in ("641", "640", "404 (1.0%)", "171,717", "5,117", "mine/train.jsonl:17"):
         assert number in found.sections["data"], number
     assert "40,000" in found.sections["data"]  # after split,
+    assert "268.3" in found.sections["data"]  # 171,717 / 640
     assert "40,404" not in found.sections["data"]  # not before it
     for words in ("studio-7", "Example CPU 3000", "61 GFLOP/s", "every 2nd layer", "1.110\u00a0GB"):
         assert words in found.sections["machine"], words

@@ -75,3 +75,9 @@ def test_one_value_and_none_at_all_can_be_drawn():
 def test_legend_names_only_named_series():
     lines = [svg.Line(name, np.zeros(1), np.zeros(1)) for name in ("a<b", "")]
     assert Page(svg.legend(lines)).text == "a<b"
+
+
+def test_updates_are_counted_in_whole_numbers():
+    line = svg.Line("", np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    page = Page(svg.line_chart("loss", [line], svg.frame((0, 2), (3, 4))))
+    assert page.text == "loss" + "33.23.43.63.84" + "012" + "update"
