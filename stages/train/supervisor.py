@@ -74,19 +74,21 @@ class Supervisor:
         self._child = subprocess.Popen(command)
         if self.asked is not None:
             self._child.send_signal(self.asked)
-        parent.watch(self._abandoned, under_dvc="DVC_STAGE" in os.environ)
+        if "DVC_STAGE" in os.environ:
+            # By hand a run may outlive its shell (nohup), as any other program.
+            parent.watch(self._abandoned, under_dvc=True)
 
     def wait(self) -> int:
-        """The child's exit status; 130 or 143 where a signal ended it that was passed on.
+        """The child's exit status; 130 or 143 where it ended early by a signal that was passed on.
 
         Raises:
             RunFailed: Something else killed it.
         """
         status = self._child.wait()
+        if status and self.asked is not None:
+            return 128 + self.asked
         if status >= 0:
             return status
-        if self.asked is not None:
-            return 128 + self.asked
         raise died(status)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
