@@ -24,7 +24,6 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
-from stages.core.trainable import Attached
 from stages.core.batching import MicroBatch
 from stages.core.guard import RelativeErrors, perturbed_adapters
 from stages.core.layers import Boundary, StagedModel, UnsupportedModel, layer_list
@@ -38,6 +37,7 @@ from stages.core.loss import (
 from stages.core.memory.attention import blocked
 from stages.core.memory.recompute import chosen_layers, recompute, recomputing
 from stages.core.plan import Plan
+from stages.core.trainable import Attached
 
 Gradient = dict[str, Any]
 """A tree of float32 arrays, shaped like `model.trainable_parameters()`."""
@@ -178,9 +178,10 @@ class Step:
         """What is wrong with the way in force on this micro-batch, "" where nothing is."""
         try:
             errors = self._errors(micro, boundary)
-        except (TypeError, ValueError, RuntimeError, IndexError, UnsupportedModel) as error:
-            return str(error).splitlines()[0]
-        if max(errors) <= self._tolerance():
+        except Exception as error:
+            # Whatever an architecture's code raises, where the whole model does not.
+            return (str(error).splitlines() or [type(error).__name__])[0]
+        if all(error <= self._tolerance() for error in errors):  # not so for NaN
             return ""
         loss, gradient = errors
         return f"on a real micro-batch loss is off by {loss:.1e}, gradient by {gradient:.1e}"
