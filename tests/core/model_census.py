@@ -126,8 +126,8 @@ def document(found: dict[str, dict[str, str]]) -> str:
         f" **{len(good)} of {len(tried)}** that can be trained here take loss at targets and the"
         " activation cache with the loss and the whole gradient of the whole model (to 1e-5), cut"
         " below layer 1, the middle one and the last one. A setting that fails its check is"
-        " switched off for the run, with one line, and the run goes on. This page is printed by `python -m"
-        " tests.core.model_census` and compared by `tests/core/test_all_models.py`."
+        " switched off for the run, with one line, and the run goes on. This page is printed by"
+        " `python -m tests.core.model_census` and compared by `tests/core/test_all_models.py`."
     )
     lines = [
         "# Which architectures of mlx-lm can use which memory setting",
