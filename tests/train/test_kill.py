@@ -1,12 +1,13 @@
 """Whatever is killed, nothing runs on, and the next start gives what an undisturbed run gives."""
 
 import random
+import subprocess
 import time
 
 import psutil
 import pytest
 from processes import INT, KILL, TERM, Run, most_seconds, once
-from train_workspace import checkpoints, make, results, settings
+from train_workspace import checkpoints, command, environment, make, results, settings
 
 LENGTHS = [20, 30, 15, 50, 44, 9, 33, 27, 60, 12]
 RUN = {"updates_per_save": 3, "keep_last": 2}
@@ -106,6 +107,16 @@ def test_a_second_start_waits_for_the_first_and_names_it(tmp_path):
     assert (
         f"Another process works on this run's checkpoints found: process {first.outer.pid}" in said
     )
+
+
+def test_a_run_started_by_hand_outlives_its_shell(tmp_path, undisturbed):
+    folder = workspace(tmp_path / "work")
+    line = f"{' '.join(command())} > log.txt 2>&1 &"
+    subprocess.run(["/bin/sh", "-c", line], cwd=folder, env=environment(), check=True)
+    end = time.monotonic() + 120
+    while not (folder / "adapters").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert results(folder) == undisturbed[0]
 
 
 @pytest.mark.slow
