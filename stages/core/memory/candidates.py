@@ -86,10 +86,10 @@ class Case:
 
 def every(case: Case, model: Model) -> list[Candidate]:
     """All candidates: what the settings leave open, in all combinations."""
-    found, on_disk = [], stored(case, model)
+    found, on_disk, open_ways = [], stored(case, model), list(ways(case, model))
     for base in bases(case):
         load = case.work.load(base)
-        for way in ways(case, model):
+        for way in open_ways:
             for chunk in agenda.chunks(case.settings.memory, case.kind):
                 candidate = predict(planned(base, way, chunk), model, load)
                 found.append(replace(candidate, start_seconds=0.0) if on_disk else candidate)
@@ -109,14 +109,14 @@ def bases(case: Case) -> list[Plan]:
 
 def ways(case: Case, model: Model) -> Iterator[Way]:
     """Ways that the settings leave open and that can be predicted."""
-    memory = case.settings.memory
-    fitted = model.ways()
+    memory, fitted = case.settings.memory, model.ways()
+    stores = cached_choices(case, model)
     for block in agenda.blocks(memory, case.kind, case.work.longest):
         for k, place in recomputing(recompute_fixed(memory.grad_checkpoint)):
             needed = {(j, block > 0) for j in ({k} if k in (0, 1) else {0, 1})}
             if needed <= fitted:
-                for stored in cached_choices(case, model):
-                    yield Way(k, place, block, cached=stored)
+                for cached in stores:
+                    yield Way(k, place, block, cached=cached)
 
 
 def recomputing(fixed: int | None) -> list[tuple[int, str]]:

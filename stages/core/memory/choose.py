@@ -21,7 +21,7 @@ from stages.core.memory.candidates import Candidate, Case
 from stages.core.memory.fit import Model
 from stages.core.memory.points import Point, Way
 from stages.core.memory.survey import Survey, Surveyor
-from stages.core.memory.work import Work, work
+from stages.core.memory.work import work
 from stages.core.plan import Plan
 from stages.core.settings import Settings
 from stages.core.tables import Examples
@@ -46,7 +46,7 @@ class Choice:
         all: Every candidate.
         measured_worst: Bytes at the peak of the worst real micro-batch, None where it was not run.
         model: The predictions, None where nothing was measured.
-        work: What the run computes.
+        case: What it was made for.
         points: Points measured now, not known before.
         seconds: The choice took.
         notes: Lines for a person: what is off, what fixed settings cost.
@@ -54,7 +54,7 @@ class Choice:
 
     plan: Plan
     budget: Budget
-    work: Work
+    case: Case
     chosen: Candidate | None = None
     all: list[Candidate] = field(default_factory=list)
     measured_worst: float | None = None
@@ -102,19 +102,18 @@ def choose(
     """
     started = time.monotonic()
     limit = machine_budget(settings, device)
-    todo = work(settings, examples, valid)
+    case = Case(settings, manifest, device.kind, work(settings, examples, valid), limit)
     if not whole_table and not worth_measuring(settings, manifest):
         lengths = np.concatenate([examples.lengths, valid.lengths])
-        return Choice(rule.by_rule(settings, manifest, lengths, device.kind), limit, todo)
+        return Choice(rule.by_rule(settings, manifest, lengths, device.kind), limit, case)
     with Surveyor(settings, manifest, device, note) as surveyor:
-        chooser = Chooser(Case(settings, manifest, device.kind, todo, limit), surveyor)
+        chooser = Chooser(case, surveyor)
         best = chooser.run(whole_table)
-        points = surveyor.measured
     if best is None:
         lengths = np.concatenate([examples.lengths, valid.lengths])
         plan = rule.by_rule(settings, manifest, lengths, device.kind)
         notes = ["no way of computing could be measured on this architecture", *chooser.notes()]
-        return Choice(plan, limit, todo, notes=notes)
+        return Choice(plan, limit, case, notes=notes)
     plan = replace(
         best.plan,
         cache_limit_gb=cache_limit_gb(settings, best, limit),
@@ -124,12 +123,12 @@ def choose(
     return Choice(
         plan,
         limit,
-        todo,
+        case,
         chosen=best,
         all=chooser.all,
         model=chooser.model,
         measured_worst=chooser.measured(best),
-        points=points,
+        points=surveyor.measured,
         seconds=time.monotonic() - started,
         notes=chooser.notes(),
     )

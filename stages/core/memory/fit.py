@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stages.core.memory.placement import chosen_layers
 from stages.core.memory.points import Point, Reading, Rest, Way
-from stages.core.memory.recompute import chosen_layers
 
 FEW_TARGETS = 8
 """Targets of a point of kind `layers`."""

@@ -60,13 +60,12 @@ def changes(case: Case, model: Model, closest: Candidate) -> list[Help]:
 
 
 def longest_that_fits(model: Model, closest: Candidate, limit: Budget, longest: int) -> int:
-    """The longest example, in tokens, of which one at a time fits; 0 where none does."""
-    rest = model.survey.rest.resting(closest.way.cached)
-    for width in range(longest, 0, -STEP):
-        shape = Shape(1, width, width)
-        if rest + model.peak(closest.way, shape, closest.plan.loss_chunk) <= limit.bytes:
-            return width
-    return 0
+    """The longest example up to `longest`, in tokens, of which one at a time fits; 0 for none."""
+    widths = np.arange(STEP, longest + 1, STEP)
+    shape = Shape(np.ones_like(widths), widths, widths)
+    peaks = model.peak(closest.way, shape, closest.plan.loss_chunk)
+    fits = widths[model.survey.rest.resting(closest.way.cached) + peaks <= limit.bytes]
+    return int(fits.max(initial=0))
 
 
 def _shorter(work: Work, model: Model, closest: Candidate, limit: Budget) -> Help | None:

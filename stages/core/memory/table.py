@@ -1,0 +1,188 @@
+"""A choice as rows for a person and as JSON: what each setting saves, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stages.core.memory import candidates
+from stages.core.memory.candidates import Candidate
+from stages.core.memory.choose import Choice
+from stages.core.memory.fit import Model, Shape
+from stages.core.memory.points import Way
+from stages.core.memory.refusal import longest_that_fits
+from stages.core.plan import Plan
+
+LONGEST = 1 << 20
+"""Lengths above are not looked at."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting alone, beside the plain way, or the chosen plan.
+
+    Attributes:
+        name: Of the setting, for a person.
+        peak_gb, seconds: Predicted, per update.
+        saves_gb, costs_seconds: Beside the plain way.
+        chosen: It is the chosen plan.
+    """
+
+    name: str
+    peak_gb: float
+    seconds: float
+    saves_gb: float
+    costs_seconds: float
+    chosen: bool = False
+
+
+def rows(choice: Choice) -> list[Row]:
+    """The plain way, each setting alone, the chosen plan."""
+    chosen = choice.chosen
+    load = choice.case.work.load(chosen.plan)
+    plain = replace(
+        chosen.plan,
+        recompute=0,
+        recompute_place="spread",
+        attention_block=0,
+        activation_cache=False,
+        loss_chunk=0,
+    )
+    predicted = lambda plan: candidates.predict(plan, choice.model, load)
+    base = predicted(plain)
+    found = [_row("plain", base, base)]
+    for name, plan in _alone(choice, plain):
+        found.append(_row(name, predicted(plan), base))
+    half = replace(plain, batch_tokens=max(1, plain.batch_tokens // 2))
+    if half.batch_tokens >= choice.case.work.longest:
+        smaller = candidates.predict(half, choice.model, choice.case.work.load(half))
+        found.append(_row(f"micro-batch of {half.batch_tokens} tokens", smaller, base))
+    return [*found, replace(_row("chosen", chosen, base), chosen=True)]
+
+
+def _alone(choice: Choice, plain: Plan) -> Iterator[tuple[str, Plan]]:
+    """Each setting alone: its name and the plan with it."""
+    case, model = choice.case, choice.model
+    yield "loss in pieces of 64", replace(plain, loss_chunk=64)
+    if True in candidates.cached_choices(case, model):
+        yield "frozen layers stored", replace(plain, activation_cache=True)
+    seen: set[Way] = set()
+    for way in candidates.ways(case, model):
+        single = replace(way, cached=False)
+        if (way.recompute > 0) != (way.attention_block > 0) and single not in seen:
+            seen.add(single)
+            yield single.told(), candidates.planned(plain, single, 0)
+
+
+def _row(name: str, found: Candidate, base: Candidate) -> Row:
+    return Row(
+        name=name,
+        peak_gb=found.step / 1e9,
+        seconds=found.seconds,
+        saves_gb=(base.step - found.step) / 1e9,
+        costs_seconds=found.seconds - base.seconds,
+    )
+
+
+def facts(choice: Choice) -> dict[str, str]:
+    """What a person wants to know beside the rows: label → text."""
+    chosen, plan, rest = choice.chosen, choice.plan, choice.model.survey.rest
+    gb = lambda count: f"{count / 1e9:.3f} GB"
+    variants = (
+        f"at most {2 * len(plan.widths)} compiled variants" if plan.compiled else "not compiled"
+    )
+    found = {
+        "budget": f"{choice.budget.gb:.2f} GB: {choice.budget.reason}",
+        "weights": gb(rest.above if plan.activation_cache else rest.whole)
+        + (f" (of {gb(rest.whole)}: the frozen ones are freed)" if plan.activation_cache else ""),
+        "optimizer state and gradient": gb(rest.state),
+        "a step on top": f"{gb(chosen.transient)}; worst micro-batch {chosen.worst.rows} ×"
+        f" {chosen.worst.width} tokens, {chosen.worst.targets} targets",
+        "peak": gb(chosen.step) + _measured(choice),
+        "before the first update": gb(chosen.start),
+        "allocator's cache": f"at most {plan.cache_limit_gb:.3f} GB",
+        "micro-batches": f"at most {plan.batch_size} rows, {plan.batch_tokens} padded tokens",
+        "widths": f"{len(plan.widths)}: {', '.join(map(str, plan.widths))}; {variants}",
+        "longest example that fits": _longest(choice),
+        "time": f"{chosen.seconds:.2f} s an update, {choice.case.work.updates} updates"
+        + (f", once {chosen.start_seconds:.0f} s" if chosen.start_seconds else ""),
+    }
+    if rest.recurrent:
+        found["recurrent layers"] = _recurrent(choice.model, chosen)
+    return found
+
+
+def longest(choice: Choice) -> int:
+    """The longest example, one at a time, that fits under the chosen way of computing."""
+    return longest_that_fits(choice.model, choice.chosen, choice.budget, LONGEST)
+
+
+def _longest(choice: Choice) -> str:
+    found = longest(choice)
+    return f"{found} tokens" if found < LONGEST else f"more than {LONGEST} tokens"
+
+
+def _measured(choice: Choice) -> str:
+    if choice.measured_worst is None:
+        return ""
+    return f" (its worst micro-batch was run: {choice.measured_worst / 1e9:.3f} GB)"
+
+
+def _recurrent(model: Model, chosen: Candidate) -> str:
+    """State per token, as measured: the rise of what is kept with length."""
+    way = Way(recompute=0, cached=chosen.way.cached)
+    rise = [float(model.kept(way, Shape(1, width, 1))) for width in (1, 2)]
+    count = model.survey.rest.recurrent
+    return (
+        f"{count} of the trained layers; the layers keep {(rise[1] - rise[0]) / 1e6:.2f} MB a token"
+    )
+
+
+def record(choice: Choice) -> dict[str, Any]:
+    """The choice as JSON-like values."""
+    chosen, rest = choice.chosen, choice.model.survey.rest
+    return {
+        "plan": choice.plan.record(),
+        "budget": {"gb": choice.budget.gb, "reason": choice.budget.reason},
+        "predicted": {
+            "peak_gb": chosen.step / 1e9,
+            "start_gb": chosen.start / 1e9,
+            "seconds_per_update": chosen.seconds,
+            "start_seconds": chosen.start_seconds,
+            "worst": chosen.worst._asdict(),
+        },
+        "measured_worst_gb": None if choice.measured_worst is None else choice.measured_worst / 1e9,
+        "rest_gb": {
+            "weights": rest.whole / 1e9,
+            "weights_without_frozen": rest.above / 1e9,
+            "optimizer_and_gradient": rest.state / 1e9,
+        },
+        "recurrent_layers": rest.recurrent,
+        "longest_that_fits": longest(choice),
+        "settings": [row.__dict__ for row in rows(choice)],
+        "points_measured": choice.points,
+        "seconds": choice.seconds,
+        "notes": choice.notes,
+    }
+
+
+def curves(choice: Choice, lengths: list[int]) -> dict[str, list[float]]:
+    """Peak in GB over the length of a single example, for ways of computing; for the chart."""
+    model, plan = choice.model, choice.plan
+    rest = model.survey.rest
+    chosen = choice.chosen.way
+    tried = {Way(): 0, Way(recompute=1): 64, chosen: plan.loss_chunk}
+    fitted = model.ways()
+    if {(1, True)} <= fitted:
+        block = plan.attention_block or 128
+        tried[Way(recompute=1, attention_block=block, cached=model.cached)] = 64
+    found = {}
+    for way, chunk in tried.items():
+        if (way.recompute, way.attention_block > 0) not in fitted and way != chosen:
+            continue
+        stored = ", frozen layers stored" if way.cached else ""
+        name = ("chosen: " if way == chosen else "") + way.told() + stored
+        peaks = [float(model.peak(way, Shape(1, length, length - 1), chunk)) for length in lengths]
+        found[name] = [(rest.resting(way.cached) + peak) / 1e9 for peak in peaks]
+    return found
