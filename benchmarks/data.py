@@ -48,7 +48,7 @@ def chats(rows: int) -> Iterator[dict[str, Any]]:
         )
 
     for row in range(rows):
-        turns = [("user", 30), ("assistant", 50)] * (2 if row % 4 else 1)
+        turns = [("user", 46), ("assistant", 78)] * (2 if row % 4 else 1)
         scale = draw.uniform(0.3, 1.4) * (1 if row % 4 else 2)
         yield {
             "messages": [

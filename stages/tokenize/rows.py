@@ -21,6 +21,7 @@ from stages.tokenize.shapes import Shapes
 from stages.tokenize.template import Message, Refused, Template
 
 PLAIN = {"role", "content"}
+OWN_WORDS = ("content", "reasoning_content")
 
 
 class BadRow(Exception):
@@ -87,7 +88,7 @@ class Renderer:
             turns=found.turns,
             system_end=found.system_end,
             ends_itself=True,
-            words=[message["content"] for message in messages],
+            words=[m[key] for m in messages for key in OWN_WORDS if key in m],
         )
 
     def _chat(self, messages: list[Message], tools: Any) -> tuple[list[Message], Layout]:
@@ -164,9 +165,14 @@ def merge_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def plain(message: Message, arguments: str) -> Message:
-    """A turn without empty fields, `content` a string, a call's arguments as the template wants."""
+    """A turn without empty fields, `content` a string, a call's arguments as the template wants.
+
+    Reasoning is given under both names that templates read, as transformers does.
+    """
     kept = {key: value for key, value in message.items() if value is not None and value != []}
     kept.setdefault("content", "")
+    if kept.get("reasoning_content"):
+        kept.setdefault("thinking", kept["reasoning_content"])
     if "tool_calls" in kept:
         kept["tool_calls"] = [_call(call, arguments) for call in kept["tool_calls"]]
     return kept
@@ -226,7 +232,8 @@ def refuse_unsupported(template: Template, messages: Sequence[Message], tools: A
     """Refuse what the template would leave out in silence.
 
     Raises:
-        BadRow: The row has tools, calls or tool answers, and the template has no place for them.
+        BadRow: The row has tools, calls, tool answers or reasoning, and the template has no place
+            for them.
     """
     if tools and not template.tools:
         raise BadRow("the chat template has no place for tools")
@@ -234,6 +241,8 @@ def refuse_unsupported(template: Template, messages: Sequence[Message], tools: A
         raise BadRow("the chat template has no place for tool calls")
     if any(message["role"] == "tool" for message in messages) and not template.tool_role:
         raise BadRow("the chat template leaves out what a tool answered")
+    if any("reasoning_content" in message for message in messages) and not template.reasoning:
+        raise BadRow("the chat template has no place for reasoning")
 
 
 def encodable(text: str) -> str:

@@ -118,6 +118,13 @@ class Template:
         return any("probe_result" in text for _, text in self._calls())
 
     @cached_property
+    def reasoning(self) -> bool:
+        """Whether the reasoning of the last answer comes out (`reasoning_content`)."""
+        answer = _turn("assistant", "probe_answer")
+        answer |= {"reasoning_content": "probe_reason", "thinking": "probe_reason"}
+        return "probe_reason" in self.tries([_turn("user", "probe_user"), answer])
+
+    @cached_property
     def call_arguments(self) -> str:
         """How the template wants a call's arguments: `object`, `string`, or "" for not at all.
 

@@ -50,7 +50,8 @@ def tokenize(
             them are named.
     """
     template = load_template(tokenizer)
-    refuse_forms(kinds(raw), template, settings)
+    forms = kinds(raw)
+    refuse_forms(forms, template, settings)
     vocabulary = read_vocabulary(tokenizer, end_ids, template.answer_footer if template else "")
     tokenizing = Tokenizing(
         renderer=Renderer(template, settings),
@@ -76,6 +77,8 @@ def tokenize(
         "samples": samples(tallies),
         "notes": notes(template, tokenizing.renderer),
     }
+    if forms["text"] and vocabulary.end is None and settings.end_token != "never":
+        report["notes"].append("the tokenizer names no end-of-text token: texts get none")
     tell(report)
     return report
 
@@ -143,6 +146,8 @@ def remedy(reasons: str) -> str:
     remedies = {
         "system": "tokenize.system_role=merge puts the system text into the first user turn",
         "tool": "choose a model or a tokenize.chat_template with tools, or take these rows out",
+        "reasoning": "choose a tokenize.chat_template that writes reasoning_content, or put the "
+        "reasoning into the answer's text",
         "refuses": "mend these rows (roles must alternate, say), or choose another "
         "tokenize.chat_template",
         "surrogate": "take the broken characters out of the source file",

@@ -63,6 +63,12 @@ SYSTEM_LATE = (
     "{{ m['content'] }}[/Q]{% else %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
 )
 """The system text stands in the last question."""
+REASONING = CHATML.replace(
+    "{{ m['content'] }}",
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
+    "{{ m['content'] }}",
+)
+"""Reasoning has a field of its own."""
 TOOLS = (
     "{% if tools %}<|start|>system\n{{ tools | tojson }}<|end|>\n{% endif %}"
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}"

@@ -121,6 +121,11 @@ CASES = {
         '<|start|>user\nQ1<|end|>\n<|start|>assistant\n⟦{"name": "f", "arguments": {"x": "v"}}'
         "<|end|>\n⟧<|start|>tool\nR<|end|>\n<|start|>assistant\n⟦A1<|end|>\n⟧",
     ),
+    "reasoning in a field of its own": (
+        chats.REASONING,
+        {"messages": [turn("user", "Q1"), turn("assistant", "A1", reasoning_content="R")]},
+        "<|start|>user\nQ1<|end|>\n<|start|>assistant\n⟦<think>\nR\n</think>\nA1<|end|>\n⟧",
+    ),
     "letters of several bytes": (
         chats.CHATML,
         {"messages": [turn("user", "né 日本"), turn("assistant", "👩‍👩‍👧 שלום")]},

@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 
+from stages.tokenize.rows import plain
 from stages.tokenize.template import Refused, common_prefix, load_template
 from tests.tokenize import chats
 from tests.tokenize.chats import call, turn
@@ -29,6 +30,17 @@ def test_rendering_is_that_of_transformers(name, prompt):
         assert template.render(messages, tools, prompt) == expected
 
 
+def test_reasoning_is_that_of_transformers():
+    source = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }}{% endfor %}"
+    tokenizer = chats.tokenizer(source)
+    messages = [turn("assistant", "A", reasoning_content="R")]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False)
+    template = load_template(tokenizer)
+    assert template.render([plain(message, "") for message in messages]) == expected == "R|R"
+    assert not load_template(chats.tokenizer(chats.CHATML)).reasoning
+    assert load_template(chats.tokenizer(chats.REASONING)).reasoning
+
+
 def test_a_tokenizer_with_two_templates():
     tokenizer = chats.tokenizer({"default": "plain", "tool_use": "{{ tools | length }} tools"})
     template = load_template(tokenizer)
@@ -46,12 +58,8 @@ def test_thinking_is_enabled_as_mlx_lm_does():
     """mlx-lm passes whether the vocabulary has think tokens."""
     source = "{{ 'on' if enable_thinking else 'off' }}"
     assert load_template(chats.tokenizer(source)).render(CHAT) == "on"
-    parts = {"added_tokens": []}
-    assert load_template(chats.tokenizer(source)).words["enable_thinking"] is True
-    plain = chats.tokenizer(source)
-    for word in ("<think>", "</think>"):
-        assert word in plain.get_vocab()
-    del parts
+    without = chats.tokenizer(source, added_tokens=[])
+    assert load_template(without).render(CHAT) == "off"
 
 
 @pytest.mark.parametrize(

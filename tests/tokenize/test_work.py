@@ -141,6 +141,11 @@ def test_old_tables_stay_when_a_run_fails(workspace):
             None,
             "no place for tool calls",
         ),
+        (
+            [turn("user", "a"), turn("assistant", "b", reasoning_content="c")],
+            None,
+            "no place for reasoning",
+        ),
     ],
 )
 def test_what_the_template_would_leave_out(workspace, messages, tools, reason):
