@@ -8,7 +8,10 @@ from typing import Any
 from stages.core import console
 from stages.evaluate.records import shortened
 
+LONGEST_PROMPT = 160
 LONGEST_SHOWN = 360
+FEWEST_ROWS = 10
+"""Below it a bootstrap over rows is rough, and said to be."""
 MOST_SAMPLES = 3
 
 
@@ -20,8 +23,8 @@ def show(split: str, metrics: Mapping[str, Any], samples: Sequence[Mapping[str, 
     for note in notes(split, metrics):
         console.say(note)
     for sample in samples[:MOST_SAMPLES]:
-        heading = f"row {sample['row']} ({sample['source']}:{sample['line']})"
-        console.side_by_side(heading, sample_columns(sample))
+        where = f"row {sample['row']} ({sample['source']}:{sample['line']})"
+        console.side_by_side(f"{where}: {asked(sample)}", sample_columns(sample))
     console.say("next: reports/report.html (the whole run on one page), `make chat` (try it)")
 
 
@@ -55,15 +58,20 @@ def notes(split: str, metrics: Mapping[str, Any]) -> list[str]:
         rest = metrics.get("not_in_train")
         without = "all of them" if rest is None else f"without them: {_change(rest):+.4f}"
         found.append(f"{leaked} {split} rows also stand in train ({without})")
-    if metrics["rows"] == 1:
-        found.append("one row: its interval says nothing about other rows")
+    if metrics["rows"] < FEWEST_ROWS:
+        found.append(f"few rows ({metrics['rows']}): the interval is rough")
     return found
 
 
-def sample_columns(sample: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Prompt, reference, base and tuned of one sample, each shortened, as (heading, text)."""
+def asked(sample: Mapping[str, Any]) -> str:
+    """The last turn before the answer on one line, shortened."""
     prompt = sample["turns"][-1]["content"] if sample["turns"] else sample["prompt"]
-    columns = [("prompt", prompt), ("in the data", sample["reference"])]
+    return shortened(" ".join(prompt.split()), LONGEST_PROMPT)
+
+
+def sample_columns(sample: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Reference, base and tuned of one sample, each shortened, as (heading, text)."""
+    columns = [("in the data", sample["reference"])]
     columns += [(name, sample[name]["text"]) for name in ("base", "tuned")]
     return [(name, shortened(text.strip(), LONGEST_SHOWN)) for name, text in columns]
 

@@ -65,7 +65,14 @@ def test_words_of_the_data_are_no_markup(monkeypatch):
 def test_long_samples_are_shortened_and_wrapped(monkeypatch):
     text = printed(monkeypatch, METRICS, [SAMPLE])
     assert max(map(len, text.splitlines())) <= 130
-    assert text.count("tuned ") < 70
+    assert text.count("tuned") < 70
+
+
+def test_the_prompt_stands_above_on_one_line():
+    sample = {**SAMPLE, "turns": [{"role": "user", "content": "one\n\n  two " + "x" * 500}]}
+    assert summary.asked(sample).startswith("one two xxx")
+    assert len(summary.asked(sample)) <= 160
+    assert summary.asked({**SAMPLE, "turns": [], "prompt": "Once upon"}) == "Once upon"
 
 
 def test_verdict_follows_the_interval():
@@ -76,10 +83,10 @@ def test_verdict_follows_the_interval():
     assert "worse" in words(0.1, 0.2)
 
 
-def test_leaked_rows_and_a_single_row_are_said():
+def test_leaked_rows_and_few_rows_are_said():
     rest = {"base": {"loss": 2.0}, "tuned": {"loss": 1.9}}
     leaked = {**METRICS, "also_in_train": {"rows": 2}, "not_in_train": rest}
     assert summary.notes("test", leaked) == [
         "2 test rows also stand in train (without them: -0.1000)"
     ]
-    assert "one row" in summary.notes("test", {**METRICS, "rows": 1})[0]
+    assert summary.notes("test", {**METRICS, "rows": 2}) == ["few rows (2): the interval is rough"]
