@@ -1,0 +1,1 @@
+"""The proof behind `python -m stages prove`: real examples, plain references, comparisons."""
