@@ -27,7 +27,13 @@ RECURRENT_WIDTH = 16
 RECURRENT_KEYS = ("linear_attn", "mamba", "mixer", "recurrent", "ssm")
 SHORT = 128
 """Examples up to this long gain nothing from attention in blocks."""
+STRETCH = 32
+"""The longest example is at most so many times longer than the smallest point, for any length."""
 CHECK_WIDTH = 48
+ONE_PIECE = 128
+"""Targets of a loss in one piece."""
+PIECES, MORE_PIECES = 4, 12
+"""Pieces of the loss that keep MLX's queue full, and many more: what each leaves behind."""
 SMALL_CHUNK = 16
 
 
@@ -59,33 +65,38 @@ def blocks(memory: Any, kind: str, longest: int) -> tuple[int, ...]:
     return (0,) if memory.attention_block == "off" else (int(memory.attention_block),)
 
 
-def first(settings: Settings, manifest: Manifest, longest: int, kind: str) -> list[Point]:
+def first(
+    settings: Settings, manifest: Manifest, longest: int, kind: str, whole_table: bool = False
+) -> list[Point]:
     """What is measured in any case, points of the whole model first.
 
     Args:
         longest: Tokens of the longest example.
         kind: `cpu`, `cuda` or `metal`.
+        whole_table: Also what is only compared with.
     """
     width = min(CHECK_WIDTH, longest)
     way = Way(recompute=1, attention_block=SMALL_CHUNK)
     points = [Point("check", 1, width, max(1, width // 2), SMALL_CHUNK, way)]
-    cached = frozen_layers(settings, manifest)
-    shapes = point_shapes(manifest, longest, kind)
-    if cached:
+    if frozen_layers(settings, manifest):
+        shapes = point_shapes(manifest, longest, kind)
         points += [Point("frozen", rows, width) for rows, width in shapes[1:]]
     points.append(Point("update"))
-    return points + heads(chunks(settings.memory, kind))
+    pieces = chunks(settings.memory, kind)
+    if kind == "cpu" and len(pieces) > 1:
+        # There memory is in proportion to the piece, and time does not hang on it.
+        pieces = pieces[:1]
+    return points + heads((*pieces, 0) if whole_table and 0 not in pieces else pieces)
 
 
 def heads(pieces: Sequence[int]) -> list[Point]:
-    """The loss alone: two pieces each, and more targets at one of them."""
+    """The loss alone: enough pieces to fill the queue, and many of the smallest one."""
     points = []
     for chunk in pieces:
-        count = 2 * chunk or 2 * CHUNKS["cpu"][-1]
-        points.append(Point("head", targets=count, loss_chunk=chunk))
-    smallest = points[0]
-    if smallest.loss_chunk:
-        points.append(replace(smallest, targets=2 * smallest.targets))
+        points.append(Point("head", targets=PIECES * chunk or ONE_PIECE, loss_chunk=chunk))
+    smallest = min((chunk for chunk in pieces if chunk), default=0)
+    if smallest:
+        points.append(Point("head", targets=MORE_PIECES * smallest, loss_chunk=smallest))
     return points
 
 
@@ -109,7 +120,7 @@ def layers(manifest: Manifest, longest: int, kind: str, way: Way) -> list[Point]
 def point_shapes(manifest: Manifest, longest: int, kind: str) -> list[tuple[int, int]]:
     """(rows, width) of the points, smallest first: in both rows and length."""
     most = RECURRENT_WIDTH if recurrent(manifest) else WIDTHS[kind]
-    width = max(2, min(most, longest // 4))
+    width = max(2, min(max(most, longest // STRETCH), longest // 4))
     return [(1, width), (2, width), (1, 2 * width), (1, 4 * width)]
 
 

@@ -29,7 +29,7 @@ from stages.core.tables import Examples
 SMALL_MODEL_BYTES = 64e6
 SAME_SPEED = 1.02
 """Plans within this factor of the fastest count as equally fast: the smallest of them is taken."""
-MOST_CONFIRMED = 3
+MOST_CONFIRMED = 6
 """Worst micro-batches that are run for one choice."""
 NEAR = 0.5
 """Below this share of the budget a plan's neighbours need not be measured."""
@@ -107,8 +107,8 @@ def choose(
         lengths = np.concatenate([examples.lengths, valid.lengths])
         return Choice(rule.by_rule(settings, manifest, lengths, device.kind), limit, case)
     with Surveyor(settings, manifest, device, note) as surveyor:
-        chooser = Chooser(case, surveyor)
-        best = chooser.run(whole_table)
+        chooser = Chooser(case, surveyor, whole_table)
+        best = chooser.run()
     if best is None:
         lengths = np.concatenate([examples.lengths, valid.lengths])
         plan = rule.by_rule(settings, manifest, lengths, device.kind)
@@ -156,14 +156,15 @@ def machine_budget(settings: Settings, device: Device) -> Budget:
 class Chooser:
     """One choice: what is asked of the surveyor, and what follows from it."""
 
-    def __init__(self, case: Case, surveyor: Surveyor) -> None:
+    def __init__(self, case: Case, surveyor: Surveyor, whole_table: bool) -> None:
         self.case = case
         self.surveyor = surveyor
+        self.whole_table = whole_table
         self.cached = agenda.frozen_layers(case.settings, case.manifest)
         self.all: list[Candidate] = []
         self.model: Model | None = None
 
-    def run(self, whole_table: bool) -> Candidate | None:
+    def run(self) -> Candidate | None:
         """Measure, choose, confirm; None where nothing could be measured.
 
         Raises:
@@ -171,7 +172,7 @@ class Chooser:
         """
         self._measure(self._ways(more=False))
         best = self._best()
-        if whole_table or best is None or best.bytes > NEAR * self.case.limit.bytes:
+        if self.whole_table or (best and best.bytes > NEAR * self.case.limit.bytes):
             self._measure(self._ways(more=True))
         if not self.all:
             return None
@@ -192,7 +193,7 @@ class Chooser:
         """Measure these ways; from the whole model where activations can't be stored."""
         case = self.case
         longest, manifest, kind = case.work.longest, case.manifest, case.kind
-        points = agenda.first(case.settings, manifest, longest, kind)
+        points = agenda.first(case.settings, manifest, longest, kind, self.whole_table)
         points += [p for way in ways for p in agenda.layers(manifest, longest, kind, way)]
         survey = self.surveyor.ask(points)
         if self.cached and not any(x.point.way.cached for x in survey.of("layers")):
@@ -234,8 +235,16 @@ class Chooser:
         needed = found.bytes
         if fixed != "auto":
             needed = max(found.start, found.step + float(fixed) * 1e9)
-        reading = self.model.survey.readings.get(worst_point(found))
-        return needed <= self.case.limit.bytes and not (reading and reading.died)
+        return needed <= self.case.limit.bytes and not self._died(found)
+
+    def _died(self, found: Candidate) -> bool:
+        """Whether a whole step of this way, not larger than the candidate's worst, was fatal."""
+        size = found.worst.rows * found.worst.width
+        return any(
+            reading.died and point.rows * point.width <= size
+            for point, reading in self.model.survey.readings.items()
+            if point.kind == "whole" and point.way == found.way
+        )
 
     def _confirmed(self) -> Candidate:
         """The best one whose worst micro-batch was run, which corrects the predictions.
@@ -244,7 +253,7 @@ class Chooser:
             UserError: Nothing fits.
         """
         for _ in range(MOST_CONFIRMED):
-            best = self._best()
+            best = self._best() or self._best_of_more()
             if best is None:
                 break
             if self.measured(best) is not None:
@@ -252,8 +261,14 @@ class Chooser:
             self._predict(self.surveyor.ask([worst_point(best)]))
         best = self._best()
         if best is None:
-            raise refusal.refused(self.case, self.model, self.all)
+            left = [found for found in self.all if not self._died(found)]
+            raise refusal.refused(self.case, self.model, left or self.all)
         return best
+
+    def _best_of_more(self) -> Candidate | None:
+        """The best one once all ways are measured."""
+        self._measure(self._ways(more=True))
+        return self._best()
 
 
 def worst_point(found: Candidate) -> Point:

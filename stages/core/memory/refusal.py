@@ -36,6 +36,7 @@ def refused(case: Case, model: Model, found: Sequence[Candidate]) -> UserError:
     limit = case.limit
     closest = min(found, key=lambda candidate: candidate.bytes)
     missing = closest.bytes - limit.bytes
+    short = f"{missing / 1e9:.2f} GB more" if missing > 0 else f"but a step died: {_reason(model)}"
     helps = sorted(changes(case, model, closest), reverse=True)
     lines = [f"{help_.text} (saves about {help_.saves / 1e9:.2f} GB)" for help_ in helps]
     plan = closest.plan
@@ -43,13 +44,19 @@ def refused(case: Case, model: Model, found: Sequence[Candidate]) -> UserError:
         "No plan fits the memory budget",
         where="memory.budget_gb",
         found=f"budget {limit.gb:.2f} GB ({limit.reason}); the closest plan needs"
-        f" {closest.bytes / 1e9:.2f} GB, {missing / 1e9:.2f} GB more: {plan.batch_size} rows or"
+        f" {closest.bytes / 1e9:.2f} GB, {short}: {plan.batch_size} rows or"
         f" {plan.batch_tokens} tokens at once, {closest.way.told()}, loss in pieces of"
         f" {plan.loss_chunk or 'all'}",
         expected=f"at least {closest.bytes / 1e9:.2f} GB, or other mathematics",
         fix=f"raise memory.budget_gb to {closest.bytes / 1e9:.2f}, or change the mathematics:"
         + "".join(f"\n    {line}" for line in lines),
     )
+
+
+def _reason(model: Model) -> str:
+    """Of what a whole step died."""
+    readings = model.survey.readings.values()
+    return next((x.died for x in readings if x.died and x.point.kind == "whole"), "unknown")
 
 
 def changes(case: Case, model: Model, closest: Candidate) -> list[Help]:

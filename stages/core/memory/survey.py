@@ -1,14 +1,14 @@
 """Ask a child process for measurements, and keep them: `.cache/plans/<fingerprint>.json`.
 
 What is kept hangs on the machine, the model and what is trained, never on today's budget, so a
-choice can be made anew at once. A child that dies of a point leaves a reading that says so; the
-points after it are asked of a fresh one.
+choice can be made anew at once. A child that dies of a point leaves a reading that says so, for
+today; the points after it are asked of a fresh one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
@@ -81,7 +81,7 @@ class Surveyor:
         for point in todo:
             self._note(told(point))
             reading = self._ready_for(point).measure(point)
-            self._rest = self._child.rest or self._rest
+            self._learn(self._child.rest)
             if self._rest is None:
                 raise no_room(reading.died)
             self._readings[point] = reading
@@ -91,6 +91,12 @@ class Surveyor:
         if self._rest is None:
             raise ValueError("no points asked for, and none known")
         return Survey(self._rest, dict(self._readings))
+
+    def _learn(self, rest: Rest | None) -> None:
+        """Take what a child says of rest; one that never freed the frozen layers knows less."""
+        if rest is not None and self._rest is not None:
+            rest = replace(rest, above=min(rest.above, self._rest.above))
+        self._rest = rest or self._rest
 
     def _ready_for(self, point: Point) -> Child:
         """A living child that still has the weights for this point."""
@@ -135,11 +141,12 @@ class Surveyor:
             return None, {}
 
     def _write(self) -> None:
+        numbers = sorted(point for point, reading in self._readings.items() if not reading.died)
         record = {
             "model": self.manifest.name,
             "device": self.device.name,
             "rest": self._rest.record(),
-            "readings": [self._readings[point].record() for point in sorted(self._readings)],
+            "readings": [self._readings[point].record() for point in numbers],
         }
         files.write_json(self._file, record)
 

@@ -14,18 +14,20 @@ from stages.core.memory.points import Way
 from stages.core.memory.refusal import longest_that_fits
 from stages.core.plan import Plan
 
+PIECES = 64
+"""Targets per piece of the loss that other settings are compared at, where none is chosen."""
 LONGEST = 1 << 20
 """Lengths above are not looked at."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting alone, beside the plain way, or the chosen plan.
+    """One setting alone, or the chosen plan.
 
     Attributes:
         name: Of the setting, for a person.
         peak_gb, seconds: Predicted, per update.
-        saves_gb, costs_seconds: Beside the plain way.
+        saves_gb, costs_seconds: Beside the loss in pieces with no other setting.
         chosen: It is the chosen plan.
     """
 
@@ -38,41 +40,34 @@ class Row:
 
 
 def rows(choice: Choice) -> list[Row]:
-    """The plain way, each setting alone, the chosen plan."""
-    chosen = choice.chosen
-    load = choice.case.work.load(chosen.plan)
-    plain = replace(
-        chosen.plan,
-        recompute=0,
-        recompute_place="spread",
-        attention_block=0,
-        activation_cache=False,
-        loss_chunk=0,
-    )
-    predicted = lambda plan: candidates.predict(plan, choice.model, load)
-    base = predicted(plain)
-    found = [_row("plain", base, base)]
-    for name, plan in _alone(choice, plain):
-        found.append(_row(name, predicted(plan), base))
-    half = replace(plain, batch_tokens=max(1, plain.batch_tokens // 2))
-    if half.batch_tokens >= choice.case.work.longest:
-        smaller = candidates.predict(half, choice.model, choice.case.work.load(half))
+    """The plain way, the loss in pieces, each other setting beside that, the chosen plan."""
+    chosen, work = choice.chosen, choice.case.work
+    load = work.load(chosen.plan)
+    pieces = chosen.plan.loss_chunk or PIECES
+    alone = candidates.planned(chosen.plan, Way(), pieces)
+    base = candidates.predict(alone, choice.model, load)
+    plans = {"plain": replace(alone, loss_chunk=0), f"loss in pieces of {pieces}": alone}
+    plans |= dict(_alone(choice, alone))
+    found = [
+        _row(name, candidates.predict(plan, choice.model, load), base)
+        for name, plan in plans.items()
+    ]
+    half = replace(alone, batch_tokens=max(1, alone.batch_tokens // 2))
+    if half.batch_tokens >= work.longest:
+        smaller = candidates.predict(half, choice.model, work.load(half))
         found.append(_row(f"micro-batch of {half.batch_tokens} tokens", smaller, base))
     return [*found, replace(_row("chosen", chosen, base), chosen=True)]
 
 
-def _alone(choice: Choice, plain: Plan) -> Iterator[tuple[str, Plan]]:
+def _alone(choice: Choice, base: Plan) -> Iterator[tuple[str, Plan]]:
     """Each setting alone: its name and the plan with it."""
     case, model = choice.case, choice.model
-    yield "loss in pieces of 64", replace(plain, loss_chunk=64)
     if True in candidates.cached_choices(case, model):
-        yield "frozen layers stored", replace(plain, activation_cache=True)
-    seen: set[Way] = set()
+        yield "frozen layers stored", replace(base, activation_cache=True)
     for way in candidates.ways(case, model):
         single = replace(way, cached=False)
-        if (way.recompute > 0) != (way.attention_block > 0) and single not in seen:
-            seen.add(single)
-            yield single.told(), candidates.planned(plain, single, 0)
+        if (way.recompute > 0) != (way.attention_block > 0):
+            yield single.told(), candidates.planned(base, single, base.loss_chunk)
 
 
 def _row(name: str, found: Candidate, base: Candidate) -> Row:
