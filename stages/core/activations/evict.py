@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stages.core import console, files
-from stages.core.activations.size import RESERVE_GB, told
+from stages.core.activations.size import RESERVE_GB, bytes_in, told
 
 
 class Use:
@@ -46,7 +46,7 @@ def make_room(root: Path, need: int, limit_gb: float) -> str:
         "", or why there is no room.
     """
     root.mkdir(parents=True, exist_ok=True)
-    sizes = {entry: _bytes(entry) for entry in root.iterdir() if entry.is_dir()}
+    sizes = {entry: bytes_in(entry) for entry in root.iterdir() if entry.is_dir()}
     total = sum(sizes.values())
     free = files.free_gb(root) - RESERVE_GB
     excess = max(total + need - limit_gb * 1e9, need - free * 1e9)
@@ -103,9 +103,8 @@ def _final(entry: Path) -> Path:
     return entry.with_suffix("")
 
 
-def _bytes(folder: Path) -> int:
-    return sum(x.stat().st_size for x in folder.rglob("*") if x.is_file())
-
-
 def _last_used(folder: Path) -> float:
-    return folder.stat().st_mtime
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:  # another process has just evicted it
+        return 0.0

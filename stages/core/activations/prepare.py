@@ -123,6 +123,8 @@ def _make(jobs: dict[str, Build], memory: schema.Memory) -> str:
             held.enter_context(locked(lock, f"the activations of {job.name}", WAIT_S))
         missing = {name: _missing(job) for name, job in jobs.items()}
         need = sum(shard.bytes for bad in missing.values() for shard in bad)
+        if not need:
+            return ""
         limit = limit_gb(memory.activation_cache_limit_gb)
         if reason := make_room(paths.cache("activations"), need, limit):
             return reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,16 @@ def predicted_gb(manifest: Manifest, lengths: np.ndarray, streams: int = 1) -> f
 
 def used_gb(folder: Path | None = None) -> float:
     """What all activations in `.cache/activations` take now, in GB."""
-    folder = folder or paths.cache("activations")
-    return sum(x.stat().st_size for x in folder.rglob("*") if x.is_file()) / 1e9
+    return bytes_in(folder or paths.cache("activations")) / 1e9
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of all files below a folder that others may write in or remove meanwhile."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def told(size: int) -> str:

@@ -109,3 +109,14 @@ def test_a_limit_too_small_turns_it_off_before_anything_is_computed(tmp_path, mo
     assert prepare(origin, splits, lambda: ran.append(1)) is None
     assert not ran and folders(Path.cwd()) == []
     origin.staged.close()
+
+
+def test_what_is_on_the_disk_is_used_whatever_the_limit(tmp_path):
+    split = {"train": examples((100, 100, 200))}
+    origin = source(lora_model(cut=2), 2, activation_cache_limit_gb=0.001)
+    prepare(origin, split)["train"].close()
+    origin.staged.close()
+    tight = source(lora_model(cut=2), 2, activation_cache_limit_gb=0.00001)
+    prepare(tight, split)["train"].close()
+    tight.staged.close()
+    assert len(folders(tmp_path)) == 1
