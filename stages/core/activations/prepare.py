@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -75,12 +75,14 @@ def prepare(
     with ExitStack() as held:
         uses = {name: held.enter_context(closing(Use(job.folder))) for name, job in jobs.items()}
         missing = {name: _missing(job) for name, job in jobs.items()}
-        unmade = {name: job for name, job in jobs.items() if missing[name]}
-        if unmade and (reason := _make(unmade, source.memory)):
+        # Two splits with the same tokens share a folder.
+        unmade = {job.folder: job for name, job in jobs.items() if missing[name]}
+        if unmade and (reason := _make(list(unmade.values()), source.memory)):
             return _off(reason)
         held.pop_all()
-    for name in jobs.keys() - unmade.keys():
-        console.say(f"activations of {name}: {told(jobs[name].bytes)}, on the disk from before")
+    for name, job in jobs.items():
+        if not missing[name]:
+            console.say(f"activations of {name}: {told(job.bytes)}, on the disk from before")
     return {
         name: Activations(job.folder, job.layout, job.shards, job.examples.lengths, uses[name])
         for name, job in jobs.items()
@@ -115,27 +117,27 @@ def _missing(job: Build) -> list[Shard]:
     return shards.damaged(job.folder, job.shards, building.read_manifest(job.folder, job))
 
 
-def _make(jobs: dict[str, Build], memory: schema.Memory) -> str:
+def _make(jobs: Sequence[Build], memory: schema.Memory) -> str:
     """Make what is missing, once no other process does; "", or why there is no room for it."""
     with ExitStack() as held:
-        for job in sorted(jobs.values(), key=lambda job: job.folder):
+        for job in sorted(jobs, key=lambda job: job.folder):
             lock = job.folder.with_suffix(".lock")
             held.enter_context(locked(lock, f"the activations of {job.name}", WAIT_S))
-        missing = {name: _missing(job) for name, job in jobs.items()}
-        need = sum(shard.bytes for bad in missing.values() for shard in bad)
+        missing = [_missing(job) for job in jobs]
+        need = sum(shard.bytes for bad in missing for shard in bad)
         if not need:
             return ""
         limit = limit_gb(memory.activation_cache_limit_gb)
         if reason := make_room(paths.cache("activations"), need, limit):
             return reason
         try:
-            for name, job in jobs.items():
-                if missing[name]:
-                    _build_or_mend(job, missing[name])
+            for job, bad in zip(jobs, missing, strict=True):
+                if bad:
+                    _build_or_mend(job, bad)
         except (UserError, OSError) as error:
             if not files.is_disk_full(error.__cause__ or error):
                 raise
-            for job in jobs.values():
+            for job in jobs:
                 shutil.rmtree(job.part, ignore_errors=True)
             return "no space is left on the disk; what was written of it is removed"
     return ""

@@ -199,3 +199,14 @@ def test_another_error_during_the_build_is_not_swallowed(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         prepare(origin, {"train": examples(LENGTHS)}, interrupted)
     origin.staged.close()
+
+
+def test_two_splits_with_the_same_tokens_share_a_folder(tmp_path):
+    ran, origin = [], source(lora_model(cut=2), 2)
+    splits = {"train": examples((4, 6)), "valid": examples((4, 6))}
+    stores = prepare(origin, splits, lambda: ran.append(1))
+    assert stores["train"].folder == stores["valid"].folder
+    assert len(ran) == 1 and len(folders(tmp_path)) == 1
+    for store in stores.values():
+        store.close()
+    origin.staged.close()
