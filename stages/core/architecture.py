@@ -45,7 +45,7 @@ def load(folder: Path, dtype: str = "stored", lazy: bool = False) -> tuple[nn.Mo
             fix="fetch the model again; if it is whole, mlx-lm cannot load it",
         ) from error
     if dtype != "stored":
-        _cast(model, getattr(mx, dtype))
+        cast(model, getattr(mx, dtype))
     if not lazy:
         mx.eval(model.parameters())
     return model, config
@@ -105,7 +105,8 @@ def _refuse_unknown(folder: Path) -> None:
         ) from error
 
 
-def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+def cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Bring all floating arrays to one type, but for those that the architecture keeps wide."""
     may_cast = getattr(model, "cast_predicate", lambda _: True)
     arrays = [
         (name, array.astype(dtype))

@@ -1,0 +1,1 @@
+"""What `python -m stages export` writes, and how it is checked."""
