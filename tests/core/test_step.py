@@ -10,10 +10,10 @@ from mlx.utils import tree_flatten, tree_map
 from small_models import VOCABULARY, build
 
 from stages.core import batching, noise, schema
-from stages.core.trainable import attach
 from stages.core.plan import Plan
 from stages.core.step import Step, global_norm, padded_targets
 from stages.core.tables import Examples
+from stages.core.trainable import attach
 
 WHOLE = Plan(batch_size=64, batch_tokens=100_000, widths=(96,), loss_chunk=0)
 
