@@ -1,0 +1,299 @@
+"""What a configuration of `mlx_lm.lora` says: its YAML file, its flags, and the defaults below.
+
+Flags win over the file, as in mlx-lm. Names that mlx-lm had once are translated; any other unknown
+name is refused, for mlx-lm ignores those without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from stages.commands.converting.conversion import word
+from stages.core import settings
+from stages.core.errors import UserError
+from stages.core.settings import nearest
+
+VERSION = "0.32.2"
+DEFAULTS: dict[str, Any] = {
+    "model": "Qwen/Qwen3-0.6b",
+    "train": False,
+    "fine_tune_type": "lora",
+    "optimizer": "adam",
+    "optimizer_config": {},
+    "data": "mlx-community/WikiSQL",
+    "seed": 0,
+    "num_layers": 16,
+    "batch_size": 4,
+    "iters": 1000,
+    "val_batches": 25,
+    "learning_rate": 1e-5,
+    "steps_per_report": 10,
+    "steps_per_eval": 200,
+    "resume_adapter_file": None,
+    "adapter_path": "adapters",
+    "save_every": 100,
+    "test": False,
+    "test_batches": 500,
+    "max_seq_length": 2048,
+    "config": None,
+    "grad_checkpoint": False,
+    "grad_accumulation_steps": 1,
+    "clear_cache_threshold": 0,
+    "lr_schedule": None,
+    "lora_parameters": {"rank": 8, "dropout": 0.0, "scale": 20.0},
+    "mask_prompt": False,
+    "report_to": None,
+    "project_name": None,
+    "trust_remote_code": False,
+}
+"""`mlx_lm.lora.CONFIG_DEFAULTS` of this version; what a configuration leaves out means these."""
+FEATURES = {
+    "text_feature": "text",
+    "prompt_feature": "prompt",
+    "completion_feature": "completion",
+    "chat_feature": "messages",
+}
+"""Keys that `mlx_lm.tuner.datasets` looks for, and our slots of `data.columns`."""
+OLD = {"lora_layers": "num_layers", "adapter_file": "adapter_path", "use_dora": "fine_tune_type"}
+"""Names of 2024, and what they are called now."""
+KNOWN = (*DEFAULTS, *FEATURES, "hf_dataset")
+SWITCHES = ("train", "test", "mask_prompt", "grad_checkpoint", "trust_remote_code", "use_dora")
+FILE_ONLY = ("optimizer_config", "lr_schedule", "lora_parameters", "hf_dataset", *FEATURES)
+SHORT = {"-c": "config"}
+
+
+@dataclass
+class Given:
+    """A configuration, with the names of today.
+
+    Attributes:
+        values: What was said, without nulls; not the defaults.
+        old: Today's name → the old name it was given by.
+        from_file: Keys that stand in the file and not among the flags.
+        file: The YAML file, or None.
+    """
+
+    values: dict[str, Any]
+    old: dict[str, str] = field(default_factory=dict)
+    from_file: frozenset[str] = frozenset()
+    file: Path | None = None
+
+    def said(self, key: str) -> bool:
+        """Whether the configuration says something about a key."""
+        return key in self.values
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key] if key in self.values else DEFAULTS[key]
+
+    def told(self, *keys: str) -> str:
+        """`key: value` of each key, by the name it was given by."""
+        shown = []
+        for key in keys:
+            name = self.old.get(key, key)
+            value = True if name == "use_dora" else self[key]
+            default = "" if self.said(key) else " (mlx-lm's default)"
+            shown.append(f"{name}: {word(value)}{default}")
+        return ", ".join(shown)
+
+    def count(self, key: str, least: int = 1) -> int:
+        """A whole number.
+
+        Raises:
+            UserError: It is none, or below `least`.
+        """
+        value = self[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise wrong(key, value, f"a whole number of at least {least}")
+        return value
+
+    def number(self, key: str) -> float:
+        """A number.
+
+        Raises:
+            UserError: It is none.
+        """
+        return as_number(key, self[key])
+
+    def switch(self, key: str) -> bool:
+        """true or false.
+
+        Raises:
+            UserError: It is neither.
+        """
+        if not isinstance(self[key], bool):
+            raise wrong(key, self[key], "true or false")
+        return self[key]
+
+    def text(self, key: str) -> str:
+        """Words.
+
+        Raises:
+            UserError: It is something else.
+        """
+        if not isinstance(self[key], str) or not self[key].strip():
+            raise wrong(key, self[key], "text")
+        return self[key]
+
+    def group(self, key: str) -> dict[str, Any]:
+        """A mapping.
+
+        Raises:
+            UserError: It is something else.
+        """
+        if not isinstance(self[key], dict):
+            raise wrong(key, self[key], "keys with values")
+        return self[key]
+
+
+def read(file: Path | None, flags: Sequence[str]) -> Given:
+    """Read a file, flags, or both.
+
+    Raises:
+        UserError: There is neither, the file is no YAML, or a name is unknown.
+    """
+    words = from_flags(flags)
+    named = words.pop("config", None)
+    if named is not None and file is not None and Path(named) != file:
+        raise wrong("config", named, f"one file, and {file} is named already")
+    file = file if named is None else Path(named)
+    in_file = {} if file is None else from_file(file)
+    if not words and not in_file:
+        raise UserError(
+            "There is nothing to convert",
+            found=f"no key in {file}" if file else "neither a file nor flags",
+            expected="a YAML file of mlx_lm.lora, or its flags",
+            fix="python -m stages convert FILE, or python -m stages convert -- --model … --iters …",
+        )
+    in_file = {key: value for key, value in in_file.items() if value is not None}
+    merged = {**in_file, **words}
+    refuse_unknown("", merged, (*KNOWN, *OLD), str(file) if in_file else "the flags")
+    values, old = _today(merged)
+    return Given(values, old, frozenset(in_file.keys() - words.keys()), file)
+
+
+def from_file(file: Path) -> dict[str, Any]:
+    """The keys of a YAML file; `1e-5` is a number, as mlx-lm reads it.
+
+    Raises:
+        UserError: It is no YAML, or no mapping.
+    """
+    return dict(OmegaConf.to_container(settings.parse(file), resolve=False))
+
+
+def from_flags(words: Sequence[str]) -> dict[str, Any]:
+    """The keys that flags set; a command's own words before the first flag are skipped.
+
+    Raises:
+        UserError: A flag is unknown, lacks its value, or a word belongs to no flag.
+    """
+    found: dict[str, Any] = {}
+    waiting = list(words)
+    while waiting and (waiting[0] == "-m" or not waiting[0].startswith("-")):
+        waiting.pop(0)  # python -m mlx_lm lora
+    names = [key for key in (*KNOWN, *OLD) if key not in FILE_ONLY]
+    while waiting:
+        word, sign, value = waiting.pop(0).partition("=")
+        key = _flag(word, names)
+        if key in SWITCHES:
+            found[key] = True
+            continue
+        if not sign:
+            if not waiting or waiting[0].startswith("--"):
+                raise _bad_flag(word, "no value", f"{word} VALUE")
+            value = waiting.pop(0)
+        found[key] = value if key in ("model", "data", "config") else _parsed(value)
+    return found
+
+
+def _flag(word: str, names: Sequence[str]) -> str:
+    """The key a flag sets; the start of a flag will do if it fits one only, as in mlx-lm."""
+    key = SHORT.get(word) or word.removeprefix("--").replace("-", "_")
+    if key in names:
+        return key
+    close = [name for name in names if name.startswith(key)] if word.startswith("--") else []
+    if len(close) == 1:
+        return close[0]
+    best = close[0] if close else nearest(key, names)
+    raise _bad_flag(word, word, f"nearest: --{best.replace('_', '-')}" if best else "--help")
+
+
+def _bad_flag(word: str, found: str, expected: str) -> UserError:
+    return UserError(
+        f"{word} is no flag of mlx_lm.lora" if found == word else f"{word} is not complete",
+        where="the flags",
+        found=found,
+        expected=expected,
+    )
+
+
+def _parsed(value: str) -> Any:
+    """A flag's value as YAML reads it, numbers as in the file."""
+    try:
+        return OmegaConf.create(f"value: {value}")["value"]
+    except yaml.YAMLError:
+        return value
+
+
+def _today(merged: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Old names under their new ones."""
+    values = {key: value for key, value in merged.items() if key not in OLD}
+    old: dict[str, str] = {}
+    for name, key in OLD.items():
+        if name not in merged or (name == "use_dora" and merged[name] is False):
+            continue
+        value = "dora" if name == "use_dora" else merged[name]
+        if values.get(key, value) != value and not (name == "use_dora" and values[key] == "lora"):
+            raise UserError(
+                f"{name} is the old name of {key}, and the two differ",
+                where=f"{name}, {key}",
+                found=f"{merged[name]} and {values[key]}",
+                fix=f"remove one; mlx-lm {VERSION} reads {key}",
+            )
+        values[key], old[key] = value, name
+    return values, old
+
+
+def refuse_unknown(prefix: str, given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Refuse keys that mlx-lm does not know, all at once, each with the nearest known one.
+
+    Raises:
+        UserError: There is one.
+    """
+    unknown = [str(key) for key in given if key not in known]
+    if not unknown:
+        return
+    close = {key: nearest(key, known) for key in unknown}
+    told = [
+        f"{prefix}{key}" + (f" (nearest: {prefix}{close[key]})" * bool(close[key]))
+        for key in unknown
+    ]
+    raise UserError(
+        f"mlx-lm has no such key{'s' if len(unknown) > 1 else ''}, and would ignore"
+        f" {'them' if len(unknown) > 1 else 'it'} without a word",
+        where=where,
+        found="; ".join(told),
+        expected=", ".join(prefix + key for key in known),
+        fix="correct or remove what is not known",
+    )
+
+
+def as_number(key: str, value: Any) -> float:
+    """A float.
+
+    Raises:
+        UserError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong(key, value, "a number")
+    return float(value)
+
+
+def wrong(key: str, found: Any, expected: str) -> UserError:
+    """The message for a value that mlx-lm could not use either."""
+    return UserError(f"{key} cannot be used", where=key, found=found, expected=expected)
