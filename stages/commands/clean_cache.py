@@ -21,6 +21,7 @@ REBUILT = {
 }
 KEPT = {
     "checkpoints": "unfinished runs start over without them",
+    "tracking": "what wandb or swanlab keep of a run on this machine",
     "compose": "tells values of an applied experiment from those of conf/",
 }
 

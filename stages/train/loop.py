@@ -26,6 +26,7 @@ from stages.train import optimizer
 from stages.train.checkpoint import Store
 from stages.train.state import Best, TrainState
 from stages.train.stopping import Stop
+from stages.train.tracking import Tracker
 
 MOST_SKIPPED = 10
 
@@ -47,6 +48,7 @@ class Job:
         store: The run's checkpoints.
         stop: Looked at between micro-batches.
         stored: What the frozen layers give, by split; {} where they run.
+        tracker: Told of every row.
     """
 
     train: schema.Train
@@ -60,6 +62,7 @@ class Job:
     store: Store
     stop: Stop
     stored: Mapping[str, Activations] = field(default_factory=dict)
+    tracker: Tracker = field(default_factory=Tracker)
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,7 @@ def validate(job: Job, state: TrainState) -> None:
     state.history.valid.add(
         update=state.update, epoch=epoch, loss=loss, targets=targets, best=better
     )
+    job.tracker.valid(state.history.valid)
     console.say(f"update {state.update}: validation loss {loss:.4f}{' (best)' if better else ''}")
 
 
@@ -283,6 +287,7 @@ def record(job: Job, state: TrainState, outcome: Outcome, rate: float, norm: flo
         learning_rate=float(f"{rate:.7g}"),
         grad_norm=norm,
     )
+    job.tracker.update(state.history.updates)
 
 
 def record_machine(

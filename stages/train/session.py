@@ -20,7 +20,7 @@ from stages.core.settings import Settings
 from stages.core.step import Step
 from stages.core.tables import Examples, read_examples
 from stages.core.trainable import attach
-from stages.train import frozen, loop, optimizer, outputs
+from stages.train import frozen, loop, optimizer, outputs, tracking
 from stages.train.checkpoint import Saved, Store, bytes_on_disk
 from stages.train.identity import TRAIN, VALID
 from stages.train.state import TrainState
@@ -44,6 +44,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, device: Device, folder: Path, stop: Stop) -> None:
+        tracking.require(settings.run.report_to)
         self.settings = settings
         self.device = device
         self.manifest = read_manifest()
@@ -99,6 +100,7 @@ class Session:
             Stopped: A signal arrived; a checkpoint is written.
             RunFailed: A loss, gradient or weight was not finite; the last good state is kept.
         """
+        self.job.tracker.start(self.settings, self.job.store.folder.name, self.state.history)
         try:
             loop.train(self.job, self.state)
         except loop.NotFiniteError as error:
