@@ -18,7 +18,7 @@ export PIP_USER := 0
 export PYTHONNOUSERSITE := 1
 unexport PYTHONHOME PYTHONPATH
 
-.PHONY: help setup repro test test-slow lint bench doctor chat clean-cache lock
+.PHONY: help setup repro test test-slow lint bench bench-gpu doctor chat clean-cache lock
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ lint: $(INSTALLED)  ## ruff: rules and format
 
 bench: $(INSTALLED)  ## time and memory beside mlx-lm's own loop
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-gpu: $(INSTALLED)  ## the same on a GPU, at the shapes of Qwen3 0.6B and 4B
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 doctor: $(INSTALLED)  ## versions, device, disk, DVC and git: what is missing and how to mend it
 	@$(BIN)/python -m stages doctor $(ARGS)

@@ -1,0 +1,56 @@
+"""One measurement in a process of its own: `python -m benchmarks.child SPEC RESULT`.
+
+Only a fresh process has an honest peak of memory, and mlx-lm's checkpointing changes classes for
+good.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.spec import OURS, Spec, from_text
+from stages.core import console, device, entry, files
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what the spec says and write the result as JSON."""
+    spec, result = from_text(argv[0]), Path(argv[1])
+    return entry.guarded("benchmark", lambda: files.write_json(result, measured(spec)))
+
+
+def measured(spec: Spec) -> dict[str, Any]:
+    """The figures of one run."""
+    chosen = device.prepare(spec.kind, measure=True)
+    console.say(chosen.line())
+    from benchmarks import ours, theirs
+    from benchmarks import subject as subjects
+    from stages.core.guard import perturbed_adapters
+
+    settings = subjects.settings_of(spec)
+    if spec.side != OURS:
+        subject = subjects.load(spec, chosen, settings, lazy=False)
+        with perturbed_adapters(subject.model):
+            found = theirs.measure(subject, spec)
+    else:
+        manifest, examples = subjects.manifest_of(spec), subjects.examples_of(spec)
+        started = time.perf_counter()
+        plan = subjects.equal_rows(spec, manifest, examples)
+        if spec.planned:
+            from stages.core.memory.choose import choose
+
+            plan = choose(settings, manifest, examples, ours.no_examples(), chosen).plan
+        plan_s = time.perf_counter() - started
+        subject = subjects.load(spec, chosen, settings, lazy=plan.activation_cache)
+        with perturbed_adapters(subject.model):
+            found = {**ours.measure(subject, plan, spec), "plan_s": plan_s}
+    kept = {"spec": asdict(spec), "device": chosen.record(), "dtype": subject.manifest.dtype}
+    return {**found, **kept}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

