@@ -8,7 +8,7 @@ from stages.core.errors import UserError
 from stages.core.tables import Examples
 
 PADDED_TOKENS = 2048
-LOGIT_BYTES = 250e6
+LOGIT_BYTES = 200e6
 """Bounds of one whole batch, padded: time on two CPU cores, and float32 logits in memory."""
 SHORTEST_CAP = 48
 

@@ -108,9 +108,17 @@ def memory(trial: Trial, against: Compared) -> Iterator[Finding]:
     ):
         plan = trial.plan(rows, **changes)
         yield _under(plan, trial, against, what=("memory", name), switch=switch)
-    yield _stored("activation cache", trial.plan(rows), trial, against)
     every = {"loss_chunk": SHORT_CHUNK, "recompute": 1, "attention_block": block}
-    yield _stored("all of these together", trial.plan(rows, **every), trial, against)
+    with activations(trial) as (stored, why):
+        for name, plan in (
+            ("activation cache", trial.plan(rows)),
+            ("all of these together", trial.plan(rows, **every)),
+        ):
+            if stored is None:
+                yield Finding("memory", name, None, against.tolerance, note=why)
+                continue
+            with checked_step(trial, plan) as step:
+                yield _finding("memory", name, gradient(trial, step, stored), against)
 
 
 def whole_batch(trial: Trial, wider: int = 0) -> Whole:
@@ -163,31 +171,31 @@ def _under(
         return _finding(part, name, gradient(trial, step), against)
 
 
-def _stored(name: str, plan: Plan, trial: Trial, against: Compared) -> Finding:
-    """The gradient from the frozen layers' stored output, written to the disk and read back."""
+@contextmanager
+def activations(trial: Trial) -> Iterator[tuple[dict[str, Activations] | None, str]]:
+    """The frozen layers' output for the examples, on the disk inside the block; or why it is not.
+
+    Written and read as training does, below a name of its own, and removed.
+    """
+    plan = trial.plan(trial.rows)
+    kind, cut = trial.device.kind, trial.attached.cut
+    folder = identity.folder(trial.manifest, cut, trial.examples, kind)
     with checked_step(trial, plan) as step:
-        nothing = Finding("memory", name, None, against.tolerance)
         if step.staged is None:
-            return replace(nothing, note="; ".join(step.notes))
-        source = Source(
-            step.staged,
-            trial.attached.cut,
-            trial.manifest,
-            plan,
-            trial.settings.memory,
-            trial.device.kind,
-        )
-        folder = identity.folder(trial.manifest, source.cut, trial.examples, source.device_kind)
-        try:
-            stored = prepare(source, {"train": trial.examples})
-            if stored is None:
-                return replace(nothing, note="nothing is frozen, or there is no room for it")
-            with closing(stored["train"]):
-                return _finding("memory", name, gradient(trial, step, stored), against)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            for left in folder.parent.glob(f"{folder.name}.*"):
-                left.unlink()
+            yield None, "; ".join(step.notes)
+            return
+        source = Source(step.staged, cut, trial.manifest, plan, trial.settings.memory, kind)
+        stored = prepare(source, {"train": trial.examples})
+    try:
+        if stored is None:
+            yield None, "nothing is frozen, or there is no room for it"
+            return
+        with closing(stored["train"]):
+            yield stored, ""
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for left in folder.parent.glob(f"{folder.name}.*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _finding(part: str, what: str, found: Reference, against: Compared) -> Finding:
