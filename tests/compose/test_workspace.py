@@ -165,7 +165,7 @@ def test_values_given_by_hand_stay_for_dvc_and_give_way_to_a_person(project):
     write(project)
     assert params(project)["train"]["updates"] == 3
     write(project, "train.seed=5", by_hand=True)
-    assert params(project)["train"]["updates"] == 60
+    assert params(project)["train"]["updates"] == 20
     write(project, by_hand=True)
     assert params(project)["train"]["seed"] == 0
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 8192, "metal": 4096})
 """Padded tokens of a micro-batch, by device."""
 
+ATTENTION_BLOCK: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 0, "metal": 0})
+"""Queries per attention block. On the CPU a block that sees no later keys saves time as well."""
+
 LOGIT_BYTES = 64e6
 """Bytes of float32 logits that one piece of the loss may have."""
 
@@ -50,7 +53,7 @@ def by_rule(settings: Settings, manifest: Any, lengths: np.ndarray, device_kind:
         widths=widths,
         recompute=recompute_fixed(memory.grad_checkpoint) or 0,
         loss_chunk=_count(memory.loss_chunk, auto=loss_chunk(manifest.vocab_size)),
-        attention_block=_count(memory.attention_block, auto=0),
+        attention_block=_count(memory.attention_block, auto=ATTENTION_BLOCK[device_kind]),
         activation_cache=size.wanted(settings, manifest, lengths),
         cache_limit_gb=None if memory.cache_limit_gb == "auto" else float(memory.cache_limit_gb),
     )
