@@ -36,7 +36,8 @@ def measure(subject: Subject, plan: Plan, spec: Spec) -> dict[str, Any]:
     mx.reset_peak_memory()
     job, state = prepare(subject, plan, spec)
     setup_s = time.perf_counter() - started
-    setup_peak, held = mx.get_peak_memory(), mx.get_active_memory()
+    weights = max(whole, subject.manifest.bytes)
+    setup_peak, held = mx.get_peak_memory(), min(mx.get_active_memory(), weights)
     seconds = [one_pass(job, state) for _ in range(spec.passes)]
     for store in job.stored.values():
         store.close()
@@ -45,7 +46,6 @@ def measure(subject: Subject, plan: Plan, spec: Spec) -> dict[str, Any]:
     losses, targets = (column(state.history.updates, name) for name in ("loss", "targets"))
     peaks = 1e9 * column(state.history.run, "peak_gb")
     first = len(rows) // spec.passes
-    weights = max(whole, subject.manifest.bytes)
     return {
         "setup_s": setup_s,
         "first_s": setup_s + seconds[0],
@@ -53,6 +53,7 @@ def measure(subject: Subject, plan: Plan, spec: Spec) -> dict[str, Any]:
         "loss": float((losses * targets)[:first].sum() / targets[:first].sum()),
         "targets": int(targets[:first].sum()),
         "peak_mb": max(setup_peak, peaks.max()) / 1e6,
+        "setup_peak_mb": setup_peak / 1e6,
         "later_peak_mb": float(peaks[first:].max(initial=0.0)) / 1e6,
         "weights_mb": weights / 1e6,
         "held_mb": held / 1e6,
