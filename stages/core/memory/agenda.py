@@ -22,6 +22,8 @@ BLOCKS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 """Query blocks that are tried."""
 WIDTHS: Mapping[str, int] = MappingProxyType({"cpu": 64, "cuda": 512, "metal": 256})
 """Largest width of the smallest point."""
+ATTENTION_WIDTHS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 4096, "metal": 2048})
+"""Longest attention that is measured alone."""
 RECURRENT_WIDTH = 16
 """The same for layers that step through time in Python."""
 RECURRENT_KEYS = ("linear_attn", "mamba", "mixer", "recurrent", "ssm")
@@ -81,7 +83,7 @@ def first(
     if frozen_layers(settings, manifest):
         shapes = point_shapes(manifest, longest, kind)
         points += [Point("frozen", rows, width) for rows, width in shapes[1:]]
-    points.append(Point("update"))
+    points += [Point("update"), *attentions(settings, longest, kind)]
     pieces = chunks(settings.memory, kind)
     if kind == "cpu" and len(pieces) > 1:
         # There memory is in proportion to the piece, and time does not hang on it.
@@ -100,16 +102,27 @@ def heads(pieces: Sequence[int]) -> list[Point]:
     return points
 
 
+def attentions(settings: Settings, longest: int, kind: str) -> list[Point]:
+    """Attention alone: whole at two lengths, in blocks of two sizes at the larger one."""
+    large = min(longest, ATTENTION_WIDTHS[kind])
+    points = [Point("attention", 1, width) for width in sorted({max(2, large // 2), large})]
+    inside = [block for block in blocks(settings.memory, kind, longest) if 0 < block < large]
+    for block in sorted({inside[0], inside[-1]} if inside else ()):
+        points.append(Point("attention", 1, large, way=Way(attention_block=block)))
+    return points
+
+
 def layers(manifest: Manifest, longest: int, kind: str, way: Way) -> list[Point]:
     """Points from which the layers' cost is fitted, for one way.
 
-    For attention in blocks the block differs from point to point: one fit serves all sizes.
+    For attention in blocks the block differs from point to point, since one fit serves all sizes:
+    small ones, where all else binds, and one so large that attention does.
     """
     shapes = point_shapes(manifest, longest, kind)
     if not way.attention_block:
         return [_layers(rows, width, way) for rows, width in shapes]
     large = shapes[-1][1]
-    picked = [(1, large // 2, large // 8), (1, large, large // 8), (1, large, large // 2)]
+    picked = [(1, large // 2, large // 16), (1, large, large // 16), (1, large, large - 1)]
     picked.append((2, large // 2, large // 4))
     return [
         _layers(rows, width, replace(way, attention_block=max(1, block)))

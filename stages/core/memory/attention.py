@@ -15,12 +15,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 NAME = "scaled_dot_product_attention"
+
+
+class Call(NamedTuple):
+    """What one call of attention looks like, without rows and lengths."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    value_size: int
+    dtype: mx.Dtype
+    masked: str
+    """`causal`, `array` or `none`."""
 
 
 @dataclass
@@ -29,6 +41,13 @@ class Calls:
 
     blocked: int = 0
     whole: int = 0
+    kinds: set[Call] = field(default_factory=set)
+
+    def saw(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> None:
+        """Remember what a call looks like."""
+        masked = mask if isinstance(mask, str) else "none" if mask is None else "array"
+        shapes = queries.shape[-3], keys.shape[-3], queries.shape[-1], values.shape[-1]
+        self.kinds.add(Call(*shapes, queries.dtype, masked))
 
 
 @contextmanager
@@ -70,6 +89,7 @@ def _replacement(original: Callable, block: int, calls: Calls) -> Callable:
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        calls.saw(queries, keys, values, mask)
         if queries.shape[-2] <= block or hasattr(cache, "bits"):
             calls.whole += 1
             return original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)

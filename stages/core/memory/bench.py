@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,8 @@ from stages.core.activations.handover import read_and_free_embedding
 from stages.core.batching import MicroBatch
 from stages.core.layers import Boundary, UnsupportedModel
 from stages.core.loss import gathered_loss
-from stages.core.memory.attention import blocked
+from stages.core.memory.alone import active, attention_alone, settle
+from stages.core.memory.attention import Calls, blocked
 from stages.core.memory.points import Point, Reading, Rest
 from stages.core.memory.recompute import chosen_layers, recomputing_staged
 from stages.core.step import Step
@@ -74,6 +74,7 @@ class Bench:
         self.total = tree_map(lambda x: mx.zeros(x.shape, mx.float32), parameters)
         mx.eval(self.total, self.optimizer.state)
         layers = list(self.model.layers)
+        self.calls = self._attention_calls()
         self.rest = Rest(
             whole=whole,
             above=whole,
@@ -82,7 +83,8 @@ class Bench:
             layers=len(layers),
             cut=attached.cut,
             recurrent=sum(is_recurrent(layer) for layer in layers[attached.cut :]),
-            attention=self._attention_calls(),
+            attention=self.calls.blocked,
+            causal=all(call.masked == "causal" for call in self.calls.kinds),
             at_targets=self.step.staged is not None,
             notes=tuple(self.step.notes),
         )
@@ -118,6 +120,8 @@ class Bench:
             raise ValueError("activation cache is off")
         if point.kind in ("head", "frozen") and self.step.staged is None:
             raise ValueError("the parts of this architecture can't be run alone")
+        if point.kind == "attention" and not self.calls.kinds:
+            raise ValueError("attention is computed inside the architecture")
         self.step.plan = point.plan()
         return getattr(self, f"_{point.kind}")(point)
 
@@ -187,6 +191,19 @@ class Bench:
 
         peak, seconds = self._measured(run)
         return Reading(point, peak=peak, seconds=seconds)
+
+    def _attention(self, point: Point) -> Reading:
+        """Backward pass of one layer's attention alone, beside its inputs and what is kept."""
+        call = max(self.calls.kinds, key=lambda x: x.heads * (x.size + x.value_size))
+        peak, kept = 0, 0
+
+        def run() -> None:
+            nonlocal peak, kept
+            found = attention_alone(call, point.rows, point.width, point.way.attention_block)
+            peak, kept = max(peak, found[0]), max(kept, found[1])
+
+        _, seconds = self._measured(run)
+        return Reading(point, peak=peak, kept=kept, seconds=seconds)
 
     def _frozen(self, point: Point) -> Reading:
         tokens_BT = mx.array(self.micro_batch(point).tokens_BT)
@@ -272,26 +289,14 @@ class Bench:
     def _smallest(self) -> Point:
         return Point("layers", rows=1, width=2)
 
-    def _attention_calls(self) -> int:
+    def _attention_calls(self) -> Calls:
         """Of a forward pass that is traced, not computed."""
         with blocked(8) as calls:
             self.model(mx.zeros((1, 16), mx.int32))
-        return calls.blocked
+        return calls
 
 
 def is_recurrent(layer: nn.Module) -> bool:
     """Whether a layer has a state that runs through time, by the names of its classes."""
     names = {type(module).__name__.lower() for module in layer.modules()}
     return any(part in name for part in RECURRENT for name in names)
-
-
-def active() -> int:
-    """Bytes in MLX's arrays now."""
-    return mx.get_active_memory()
-
-
-def settle() -> None:
-    """Free what nothing holds, and empty the allocator's cache."""
-    gc.collect()
-    mx.synchronize()
-    mx.clear_cache()

@@ -1,42 +1,52 @@
 """Peak memory and time of a step of any shape, from measured points.
 
-A phase's peak is  c + a·B·T + b·B·T·S,  with B rows, T tokens and S keys that a query's scores are
-kept for (T, or the block of attention in blocks). The peak of a step is that of its highest phase:
+With B rows, T tokens and S keys, everything here is a sum of c, a·B·T and b·B·T·S (see
+`stages.core.memory.curves`). The peak of a step is that of its highest phase:
 
-layers: forward and backward of the trained layers, fitted on points with very few targets
 head:   what the layers keep for the backward pass, plus the loss at targets, measured alone
+layers: what they keep, plus what the backward pass works with: in one layer the larger of
+        attention, measured alone, with what lies beside it, and of all else
 
-Coefficients are never negative and are fitted to relative errors. Only "keep everything" and
-"recompute all layers" are fitted; what lies between is worked out from these two:
+The two are fitted apart, since small points are bound by one and long examples by the other. Only
+"keep everything" and "recompute all layers" are fitted; what lies between follows from these:
 
     kept(k) = kept(0) + share · (kept(1) - kept(0)),        share of the layers that is recomputed
-    peak(k) = kept(k) + max(g, w - above · one layer's own activations)
+    peak(k) = kept(k) + max(work(0), work(1) + own · (1 - above))
 
-with g and w what the backward pass needs beyond what is kept, without and with recomputation, and
-`above` the number of layers over the topmost recomputed one that keep theirs. Steps measured whole
-correct the sum for their way of computing.
+with `own` what one layer keeps and `above` the number of layers over the topmost recomputed one
+that keep theirs. Steps measured whole correct the sum for their way of computing.
 
 Shapes may hold arrays: then all results are arrays, one value per micro-batch.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
+from stages.core.memory.curves import (
+    Curve,
+    Number,
+    Shape,
+    all_keys,
+    block_keys,
+    causal_keys,
+    curve,
+    shape_of,
+    stack,
+)
+from stages.core.memory.head import Head
 from stages.core.memory.placement import chosen_layers
 from stages.core.memory.points import Point, Reading, Rest, Way
+
+__all__ = ["FEW_TARGETS", "Model", "Shape", "Survey", "shape_of", "stack"]
 
 FEW_TARGETS = 8
 """Targets of a point of kind `layers`."""
 ENOUGH = 3
 """Points that a way is fitted on, at least."""
-
-Number = float | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -58,40 +68,36 @@ class Survey:
         return sorted(found, key=size)
 
 
-class Shape(NamedTuple):
-    """Rows, padded width and targets of a micro-batch, or of many (arrays)."""
-
-    rows: int | np.ndarray
-    width: int | np.ndarray
-    targets: int | np.ndarray
-
-
-def stack(shapes: Iterable[Shape]) -> Shape:
-    """Many shapes as one of arrays."""
-    table = np.array(list(shapes), dtype=np.float64).reshape(-1, 3)
-    return Shape(*table.T)
-
-
 @dataclass(frozen=True)
-class Curve:
-    """c + a·B·T + b·B·T·S."""
+class Work:
+    """What the backward pass of one layer works with, beside what is kept.
 
-    coefficients: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    Attributes:
+        constant: Bytes.
+        others: Bytes per token of all but attention, where that is more.
+        beside: Bytes per token that lie beside attention, where that is more.
+        attention: Bytes of attention alone.
+    """
+
+    constant: float
+    others: float
+    beside: float
+    attention: Curve
 
     def at(self, shape: Shape, block: int) -> Number:
-        """The value for a shape; block 0: S is T."""
-        c, a, b = self.coefficients
+        """Bytes for a shape."""
         tokens = shape.rows * shape.width
-        return c + a * tokens + b * tokens * _keys(shape, block)
+        attention = self.beside * tokens + self.attention.at(shape, block)
+        return self.constant + np.maximum(self.others * tokens, attention)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What layers cost: bytes at the peak, bytes kept, seconds."""
+    """What layers cost: bytes kept, bytes worked with, seconds."""
 
-    peak: Curve = Curve()
-    kept: Curve = Curve()
-    seconds: Curve = Curve()
+    kept: Curve
+    work: Work
+    seconds: Curve
 
 
 class Model:
@@ -106,8 +112,9 @@ class Model:
         self.survey = survey
         self.cached = any(x.point.way.cached for x in survey.of("layers"))
         """Points are from stored activations; the frozen layers are measured apart."""
-        self._costs = _costs(survey.of("layers"))
-        self._frozen = _cost(survey.of("frozen"))
+        self._costs = _costs(survey)
+        self._frozen_peak = curve(survey.of("frozen"), lambda x: x.peak, all_keys)
+        self._frozen_seconds = curve(survey.of("frozen"), lambda x: x.seconds, all_keys)
         self._head = Head(survey.of("head"))
         self._corrections = {}
         for reading in survey.of("whole"):
@@ -125,7 +132,7 @@ class Model:
         found = self._phases(way, shape, chunk) * self._corrections.get(way, 1.0)
         if not frozen:
             return found
-        return np.maximum(found, self._frozen.peak.at(shape, way.attention_block))
+        return np.maximum(found, self._frozen_peak.at(shape, way.attention_block))
 
     def seconds(self, way: Way, shape: Shape, chunk: int) -> Number:
         """Seconds of one step."""
@@ -133,7 +140,7 @@ class Model:
         total = self._seconds(way, shape) + shape.targets * self._head.seconds_per_target(chunk)
         if not frozen:
             return total
-        return total + self._frozen.seconds.at(shape, way.attention_block)
+        return total + self._frozen_seconds.at(shape, way.attention_block)
 
     def kept(self, way: Way, shape: Shape) -> Number:
         """Bytes that the layers keep between forward and backward."""
@@ -141,7 +148,7 @@ class Model:
 
     def frozen(self, shape: Shape) -> tuple[Number, Number]:
         """(bytes above rest, seconds) of the frozen layers alone."""
-        return self._frozen.peak.at(shape, 0), self._frozen.seconds.at(shape, 0)
+        return self._frozen_peak.at(shape, 0), self._frozen_seconds.at(shape, 0)
 
     def update_peak(self) -> float:
         """Bytes above rest of the optimizer's step."""
@@ -180,16 +187,18 @@ class Model:
 
     def _bytes(self, way: Way, shape: Shape) -> tuple[Number, Number]:
         block = way.attention_block
-        own = self._cost(way, way.recompute) if way.place == "spread" else None
-        if own is not None:
-            return own.kept.at(shape, block), own.peak.at(shape, block)
         none, every = self._cost(way, 0), self._cost(way, 1)
+        if none is None:
+            kept = every.kept.at(shape, block)
+            return kept, kept + every.work.at(shape, block)
+        kept, work = none.kept.at(shape, block), none.work.at(shape, block)
         count, share, above = self._placed(way)
-        kept_0, kept_1 = none.kept.at(shape, block), every.kept.at(shape, block)
-        kept = kept_0 + share * (kept_1 - kept_0)
-        plain = none.peak.at(shape, block) - kept_0
-        again = every.peak.at(shape, block) - kept_1 - above * (kept_0 - kept_1) / count
-        return kept, kept + (np.maximum(plain, again) if share else plain)
+        if every is None or not share:
+            return kept, kept + work
+        own = (kept - every.kept.at(shape, block)) / count
+        again = every.work.at(shape, block) + own * (1 - above)
+        kept = kept - share * count * own
+        return kept, kept + (np.maximum(work, again) if above else again)
 
     def _placed(self, way: Way) -> tuple[int, float, int]:
         """(trained layers, share of them recomputed, how many above the topmost of those)."""
@@ -225,137 +234,64 @@ class Model:
         return replace(way, cached=True), True
 
 
-class Head:
-    """The loss at targets alone.
-
-    A loss in one piece has fewer pieces at work at a time than one in many, so it is measured
-    apart. Between measured sizes of pieces a line is drawn, beyond them memory is in ratio.
-
-    Args:
-        readings: Of kind `head`, smallest first; two with equal pieces tell what each further
-            target takes beside its piece.
-    """
-
-    def __init__(self, readings: Sequence[Reading]) -> None:
-        self.known = bool(readings)
-        self.per_target = _bytes_per_target(readings)
-        self._readings = {x.point.loss_chunk: x for x in readings}
-        pieces = {
-            chunk: x.peak - x.point.targets * self.per_target
-            for chunk, x in self._readings.items()
-            if chunk
-        }
-        self._sizes = np.array(sorted(pieces), dtype=np.float64)
-        self._pieces = np.array([pieces[chunk] for chunk in sorted(pieces)], dtype=np.float64)
-
-    def bytes(self, targets: Number, chunk: int) -> Number:
-        """Bytes beside what the layers keep."""
-        targets = np.asarray(targets, dtype=np.float64)
-        beside = targets * self.per_target
-        whole = self._readings.get(0)
-        in_one = (
-            self._in_pieces(targets) if whole is None else targets * _per_target(whole) - beside
-        )
-        if not chunk:
-            return in_one + beside
-        return beside + np.where(targets <= chunk, in_one, self._in_pieces(np.float64(chunk)))
-
-    def seconds_per_target(self, chunk: int) -> float:
-        """Seconds per target, of the nearest measured size of pieces."""
-        if not self._readings:
-            return 0.0
-        one_piece = 2 * float(self._sizes.max(initial=0.0))
-        nearest = min(self._readings, key=lambda c: abs((c or one_piece) - (chunk or one_piece)))
-        reading = self._readings[nearest]
-        return reading.seconds / reading.point.targets
-
-    def _in_pieces(self, piece: Number) -> Number:
-        if not len(self._sizes):
-            return piece * (_per_target(self._readings[0]) - self.per_target)
-        sizes = self._sizes
-        beyond = np.where(piece < sizes[0], piece / sizes[0], np.maximum(1, piece / sizes[-1]))
-        return np.interp(piece, sizes, self._pieces) * beyond
-
-
-def shape_of(point: Point) -> Shape:
-    """The shape of a point's micro-batch."""
-    return Shape(point.rows, point.width, point.targets)
-
-
-def fit(values: Sequence[float], features: np.ndarray) -> tuple[float, ...]:
-    """Coefficients ≥ 0 that make the sum of squared relative errors least.
-
-    Tries every subset of the features and keeps the best solution without negative ones: exact for
-    so few (Lawson and Hanson's problem, by enumeration).
-
-    Args:
-        values: (N,), at least 0.
-        features: (N, F), F at most 4.
-    """
-    target = np.asarray(values, dtype=np.float64)
-    weights = 1 / (target + 1e-3 * max(1e-12, float(target.max(initial=0.0))))
-    scale = np.maximum(np.abs(features).max(axis=0), 1e-12)
-    rows, wanted = features / scale * weights[:, None], target * weights
-    best, best_error = np.zeros(features.shape[1]), float(np.sum(wanted**2))
-    for count in range(1, features.shape[1] + 1):
-        for subset in itertools.combinations(range(features.shape[1]), count):
-            part = rows[:, subset]
-            solution = np.linalg.lstsq(part, wanted, rcond=None)[0]
-            error = float(np.sum((part @ solution - wanted) ** 2))
-            if (solution >= 0).all() and error < best_error * (1 - 1e-9):
-                best, best_error = np.zeros(features.shape[1]), error
-                best[list(subset)] = solution
-    return tuple(best / scale)
-
-
-def _costs(readings: Sequence[Reading]) -> dict[Way, Cost]:
+def _costs(survey: Survey) -> dict[Way, Cost]:
     """Costs of every way with enough points; blocks of all sizes share one fit."""
     groups: dict[Way, list[Reading]] = {}
-    for reading in readings:
+    for reading in survey.of("layers"):
         groups.setdefault(_family(reading.point.way), []).append(reading)
-    return {way: _cost(found) for way, found in groups.items() if len(found) >= ENOUGH}
+    groups = {way: found for way, found in groups.items() if len(found) >= ENOUGH}
+    kept = {way: curve(found, lambda x: x.kept, block_keys) for way, found in groups.items()}
+    costs = {}
+    for way, found in groups.items():
+        none = kept.get(replace(way, recompute=0)) if way.recompute else None
+        own = lambda x, a=none, b=kept[way]: _own(x, a, b, survey.rest)
+        seconds = curve(found, lambda x: x.seconds, all_keys)
+        costs[way] = Cost(kept[way], _work(found, own, survey, none is not None), seconds)
+    return costs
 
 
-def _cost(readings: Sequence[Reading]) -> Cost:
-    if not readings:
-        return Cost()
-    features = np.array([_features(x.point) for x in readings])
-    curve = lambda values: Curve(fit(values, features))
-    return Cost(
-        curve([x.peak for x in readings]),
-        curve([x.kept for x in readings]),
-        curve([x.seconds for x in readings]),
-    )
+def _own(reading: Reading, none: Curve | None, every: Curve, rest: Rest) -> float:
+    """What one layer's activations take beside its input, as they are made again."""
+    if none is None:
+        return 0.0
+    shape, block = shape_of(reading.point), reading.point.way.attention_block
+    return float(none.at(shape, block) - every.at(shape, block)) / (rest.layers - rest.cut)
 
 
-def _features(point: Point) -> tuple[float, float, float]:
-    shape, tokens = shape_of(point), point.rows * point.width
-    return 1.0, tokens, tokens * float(_keys(shape, point.way.attention_block))
+def _work(
+    readings: Sequence[Reading], own: Callable[[Reading], float], survey: Survey, apart: bool
+) -> Work:
+    """Fitted on points; the one with the fewest keys is bound by all else, with most by attention.
+
+    Args:
+        own: Bytes that are known to be a layer's own activations, made again.
+        apart: Those are left out of `readings`, or were never made again; else attention's own
+            part of them is unknown and counted with what it works with.
+    """
+    count = causal_keys if survey.rest.causal else block_keys
+    blocks = readings[0].point.way.attention_block > 0
+    alone = [x for x in survey.of("attention") if (x.point.way.attention_block > 0) == blocks]
+    recomputed = readings[0].point.way.recompute == 1
+    kept = 0 if recomputed and not apart else 1
+    attention = curve(alone, lambda x: x.peak - kept * x.kept, count, constant=False)
+    work = lambda x: max(0.0, x.peak - x.kept - own(x))
+    if not alone:
+        c, a, b = curve(readings, work, count).coefficients
+        return Work(c, 0.0, a, Curve((0.0, 0.0, b), count))
+    seen = lambda x: float(count(shape_of(x.point), x.point.way.attention_block))
+    few, many = min(map(seen, readings)), max(map(seen, readings))
+    c, a, _ = curve(
+        [x for x in readings if seen(x) == few], work, count, by_keys=False
+    ).coefficients
+    alone_at = lambda x: attention.at(shape_of(x.point), x.point.way.attention_block)
+    beside = [(work(x) - c - alone_at(x)) / _tokens(x) for x in readings if seen(x) == many]
+    return Work(c, a, max(0.0, float(np.mean(beside))), attention)
 
 
-def _keys(shape: Shape, block: int) -> Number:
-    return np.minimum(shape.width, block) if block else shape.width
+def _tokens(reading: Reading) -> int:
+    return reading.point.rows * reading.point.width
 
 
 def _family(way: Way) -> Way:
     """Ways that share a fit: attention in blocks of any size is one; the place is not fitted."""
     return replace(way, attention_block=1 if way.attention_block else 0, place="spread")
-
-
-def _per_target(reading: Reading) -> float:
-    return reading.peak / reading.point.targets
-
-
-def _bytes_per_target(readings: Sequence[Reading]) -> float:
-    """Bytes that each further target takes beside its piece: pairs of points with equal pieces."""
-    by_chunk: dict[int, list[Reading]] = {}
-    for reading in readings:
-        if reading.point.loss_chunk:
-            by_chunk.setdefault(reading.point.loss_chunk, []).append(reading)
-    slopes = [
-        (b.peak - a.peak) / (b.point.targets - a.point.targets)
-        for found in by_chunk.values()
-        for a, b in itertools.pairwise(found)
-        if b.point.targets > a.point.targets
-    ]
-    return max(0.0, float(np.median(slopes))) if slopes else 0.0

@@ -3,12 +3,13 @@
 Peaks are in bytes above what rests in memory between steps (weights, adapters, optimizer state,
 summed gradient). Phases are measured apart, since each can be the one that binds:
 
-frozen   forward of the frozen layers, nothing kept
-check    the comparison of the plan with the plain way, before the first update
-update   the optimizer's step
-head     the loss at targets alone, on hidden states that are already there
-layers   forward and backward of the trained layers, with very few targets
-whole    a step as it is trained, all of it together
+frozen     forward of the frozen layers, nothing kept
+check      the comparison of the plan with the plain way, before the first update
+update     the optimizer's step
+attention  attention of one layer alone, forward and backward
+head       the loss at targets alone, on hidden states that are already there
+layers     forward and backward of the trained layers, with very few targets
+whole      a step as it is trained, all of it together
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Point:
 
     Attributes:
         kind: As above.
-        rows, width, targets: Of the micro-batch; `head` uses `targets` only, `update` none.
+        rows, width, targets: Of the micro-batch; `head` uses `targets` only, `update` none of them,
+            `attention` rows and width.
         loss_chunk: Targets per piece of the loss; 0: one piece.
         way: How the layers are computed.
     """
@@ -104,7 +106,7 @@ class Reading:
 
     Attributes:
         peak: Bytes above the resting state at its highest.
-        kept: Of `layers`: bytes above it between forward and backward.
+        kept: Of `layers` and `attention`: bytes above it between forward and backward.
         seconds: Of one run.
         died: "", or why there is no number.
     """
@@ -133,6 +135,7 @@ class Rest:
         layers, cut: Number of layers, index of the first trained one.
         recurrent: Trained layers with a state that runs through time.
         attention: Attention calls of one forward pass that can be done in blocks.
+        causal: All of them have a plain causal mask.
         at_targets: The loss can be computed at targets alone.
         notes: One line for everything that is switched off on this architecture.
     """
@@ -145,6 +148,7 @@ class Rest:
     cut: int
     recurrent: int
     attention: int
+    causal: bool
     at_targets: bool
     notes: tuple[str, ...] = ()
 

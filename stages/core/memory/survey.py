@@ -86,7 +86,6 @@ class Surveyor:
                 raise no_room(reading.died)
             self._readings[point] = reading
             self.measured += 1
-        if todo:
             self._write()
         if self._rest is None:
             raise ValueError("no points asked for, and none known")
@@ -100,7 +99,7 @@ class Surveyor:
 
     def _ready_for(self, point: Point) -> Child:
         """A living child that still has the weights for this point."""
-        whole_model = not point.way.cached and point.kind not in ("head", "update")
+        whole_model = not point.way.cached and point.kind not in PARTS
         if self._child is not None and (
             not self._child.alive or (self._child.freed and whole_model)
         ):
@@ -149,6 +148,10 @@ class Surveyor:
             "readings": [self._readings[point].record() for point in numbers],
         }
         files.write_json(self._file, record)
+
+
+PARTS = ("attention", "head", "update")
+"""Kinds that need no layers' weights."""
 
 
 def told(point: Point) -> str:

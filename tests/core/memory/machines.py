@@ -1,9 +1,10 @@
 """A machine and a model that exist on paper: readings by a formula, so predictions can be checked.
 
 Each trained layer keeps `KEPT` bytes per token, and `SCORES` per token and key; a recomputed one
-`INPUT` per token. The backward pass works on one layer at a time, with `WORKING` per token. The
-loss takes `LOGITS` per target of a piece and `BESIDE` per target. A token costs 1 ms, recomputation
-a third more, a step `ONCE` seconds on top.
+`INPUT` per token. The backward pass works on one layer at a time: on attention, with `WORKS` per
+token and key and `ASIDE` per token, or on all else, with `OTHERS` per token. The loss takes
+`LOGITS` per target of a piece and `BESIDE` per target. A token costs 1 ms, recomputation a third
+more, a step `ONCE` seconds on top.
 """
 
 from dataclasses import replace
@@ -19,7 +20,8 @@ from stages.core.schema import Settings
 from stages.core.tables import Examples
 
 LAYERS, FROZEN = 8, 22
-KEPT, SCORES, INPUT, WORKING = 40_000, 40, 2_300, 60_000
+KEPT, SCORES, INPUT = 40_000, 40, 2_300
+OTHERS, WORKS, ASIDE = 60_000, 300, 9_000
 LOGITS, BESIDE = 1_500_000, 9_000
 UPDATES, ONCE = 12, 0.1
 REST = Rest(
@@ -31,6 +33,7 @@ REST = Rest(
     cut=FROZEN,
     recurrent=0,
     attention=LAYERS + FROZEN,
+    causal=False,
     at_targets=True,
 )
 CPU = Device("cpu", "paper", "none", 2, 0.0, {"mlx": "0"})
@@ -73,7 +76,7 @@ def layers_peak(way, rows, width):
     one = tokens * (
         KEPT + SCORES * (0 if way.attention_block and way.attention_block < width else width)
     )
-    working = tokens * (WORKING + SCORES * keys)
+    working = tokens * max(OTHERS, ASIDE + WORKS * keys)
     highest = working
     if chosen:
         above = LAYERS - 1 - max(chosen)
@@ -101,6 +104,10 @@ def read(point):
     if point.kind == "layers":
         found = layers_peak(way, point.rows, point.width)
         return Reading(point, int(found), int(kept(way, point.rows, point.width)), seconds)
+    if point.kind == "attention":
+        keys = min(point.width, way.attention_block or point.width)
+        held = 0 if way.attention_block else SCORES * tokens * point.width
+        return Reading(point, WORKS * tokens * keys + held, held, 1e-4 * tokens)
     if point.kind == "whole":
         shape = Shape(point.rows, point.width, point.targets)
         return Reading(point, int(peak(way, shape, point.loss_chunk)), 0, seconds)

@@ -54,7 +54,7 @@ def test_with_much_memory_nothing_is_recomputed(paper):
     assert choice.plan.predicted_peak_gb == pytest.approx(true_peak(choice) / 1e9, rel=0.02)
     assert choice.measured_worst == pytest.approx(true_peak(choice), rel=0.02)
     kinds = {point.kind for point in paper.surveyor.readings}
-    assert kinds == {"check", "frozen", "update", "head", "layers", "whole"}
+    assert kinds == {"check", "frozen", "attention", "update", "head", "layers", "whole"}
     ways = {p.way.recompute for p in paper.surveyor.readings if p.kind == "layers"}
     assert ways == {0}, "what is not needed is not measured"
 

@@ -5,7 +5,8 @@ import pytest
 from machines import MANIFEST, REST, peak, settings, survey
 
 from stages.core.memory import agenda
-from stages.core.memory.fit import Model, Shape, fit, stack
+from stages.core.memory.curves import fit
+from stages.core.memory.fit import Model, Shape, stack
 from stages.core.memory.points import Point, Way
 
 WAYS = [Way(k, attention_block=b, cached=True) for k in (0, 1) for b in (0, 1)]
