@@ -23,6 +23,7 @@ KEPT = {
     "checkpoints": "unfinished runs start over without them",
     "tracking": "what wandb or swanlab keep of a run on this machine",
     "compose": "tells values of an applied experiment from those of conf/",
+    "sweeps": "logs and times of sweeps; finished points stay experiments",
 }
 
 

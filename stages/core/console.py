@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -37,12 +38,16 @@ def fail(lines: Sequence[str]) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; every column after the first is aligned to the right."""
+    _console.print(_table(title, columns, rows))
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     view = Table(title=Text(title), title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
-        view.add_column(name, justify="left" if i == 0 else "right")
+        view.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         view.add_row(*(Text(str(cell)) for cell in row))
-    _console.print(view)
+    return view
 
 
 def side_by_side(title: str, texts: Sequence[tuple[str, str]]) -> None:
@@ -52,6 +57,22 @@ def side_by_side(title: str, texts: Sequence[tuple[str, str]]) -> None:
         view.add_column(name, ratio=1, overflow="fold")
     view.add_row(*(Text(text) for _, text in texts))
     _console.print(view, soft_wrap=False)
+
+
+def is_terminal() -> bool:
+    """Whether a person watches: lines may be drawn anew."""
+    return _console.is_terminal
+
+
+@contextlib.contextmanager
+def board(title: str, columns: Sequence[str]) -> Iterator[Callable[..., None]]:
+    """Give a function `show(rows)` that draws one table anew, for a terminal only."""
+    with Live(console=_console, auto_refresh=False, transient=True) as live:
+
+        def show(rows: Sequence[Sequence[object]]) -> None:
+            live.update(_table(title, columns, rows), refresh=True)
+
+        yield show
 
 
 @contextlib.contextmanager
