@@ -54,6 +54,12 @@ doctor: $(INSTALLED)  ## versions, device, disk, DVC and git: what is missing an
 chat: $(INSTALLED)  ## talk to the tuned model
 	@$(BIN)/python -m stages chat $(ARGS)
 
+share: $(INSTALLED)  ## give what was run to the team; the first time with STORE=a/folder or s3://…
+	@$(BIN)/python -m stages share $(if $(STORE),--store '$(STORE)') $(ARGS)
+
+join: $(INSTALLED)  ## in a clone: take what the team shared, so that nothing runs again
+	@$(BIN)/python -m stages join $(if $(STORE),--store '$(STORE)') $(ARGS)
+
 clean-cache: $(INSTALLED)  ## remove what .cache can rebuild
 	@$(BIN)/python -m stages clean-cache $(ARGS)
 
