@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +35,7 @@ class Surveyor:
         manifest: Of the base model.
         device: What computes.
         note: Called with one line for each point that is about to be measured.
+        folder: Of the model; default: the manifest's own.
 
     Attributes:
         measured: How many points were measured here, not known before.
@@ -45,8 +47,10 @@ class Surveyor:
         manifest: Manifest,
         device: Device,
         note: Callable[[str], None] = lambda line: None,
+        folder: Path | None = None,
     ) -> None:
         self.settings = settings
+        self._folder = folder
         self.manifest = manifest
         self.device = device
         self.measured = 0
@@ -110,8 +114,9 @@ class Surveyor:
         return self._child
 
     def _request(self) -> dict[str, Any]:
+        folder = self._folder or models.folder(self.manifest, self.settings.model)
         return {
-            "folder": str(models.folder(self.manifest, self.settings.model).resolve()),
+            "folder": str(folder.resolve()),
             "dtype": self.settings.model.dtype,
             "train": asdict(self.settings.train),
             "device": "cpu" if self.device.kind == "cpu" else "gpu",
