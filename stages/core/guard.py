@@ -98,9 +98,14 @@ def compare(model: nn.Module, way: LossFunction, plain: LossFunction) -> Relativ
         model.train(training)
     a, b = (dict(tree_flatten(gradient)) for gradient in (gradient_a, gradient_b))
     return RelativeErrors(
-        _relative(abs(loss_a.item() - loss_b.item()), abs(loss_b.item())),
-        _relative(_norm([a[name] - b[name] for name in b]), _norm(list(b.values()))),
+        relative(abs(loss_a.item() - loss_b.item()), abs(loss_b.item())),
+        relative(_norm([a[name] - b[name] for name in b]), _norm(list(b.values()))),
     )
+
+
+def relative(difference: float, reference: float) -> float:
+    """`difference / reference`; where the reference is 0, the difference itself."""
+    return difference / reference if reference else difference
 
 
 @contextmanager
@@ -118,9 +123,3 @@ def perturbed_adapters(model: nn.Module, seed: int = 0) -> Iterator[None]:
 
 def _norm(arrays: list[mx.array]) -> float:
     return sum(mx.square(x.astype(mx.float32)).sum().item() for x in arrays) ** 0.5
-
-
-def _relative(difference: float, reference: float) -> float:
-    if difference == 0:
-        return 0.0
-    return difference / reference if reference else float("inf")

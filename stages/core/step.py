@@ -14,7 +14,7 @@ Shapes: B rows, T tokens (padded), N targets, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
 from stages.core.batching import MicroBatch
-from stages.core.guard import RelativeErrors, perturbed_adapters
+from stages.core.guard import RelativeErrors, perturbed_adapters, relative
 from stages.core.layers import Boundary, StagedModel, UnsupportedModel, layer_list
 from stages.core.loss import (
     cross_entropy,
@@ -92,7 +92,7 @@ class Step:
         self.plan = plan
         self.notes: list[str] = []
         self.staged: StagedModel | None = None
-        self._compiled = mx.compile(self._sum, inputs=[mx.random.state], outputs=[mx.random.state])
+        self._traced: tuple[tuple[Plan, bool], Callable] | None = None
         try:
             self.staged = StagedModel(model)
         except UnsupportedModel as error:
@@ -150,37 +150,47 @@ class Step:
     def check(self, micro: MicroBatch, boundary: Boundary | None = None) -> list[str]:
         """Compare this plan's way with the model's own on a real micro-batch, dropout off.
 
-        What makes loss or gradient differ by more than rounding is switched off. The plain way
-        makes all logits and keeps all activations, so choose a small micro-batch.
+        What makes loss or gradient differ by more than rounding is switched off: the loss at
+        targets where it is wrong by itself, then each switch that is wrong without the others, then
+        all of them where those that are left are wrong together. The plain way makes all logits and
+        keeps all activations, so choose a small micro-batch.
 
         Returns:
             `notes`: one line for everything that is switched off.
         """
         if not self._wrong(micro, boundary):
             return self.notes
-        wanted, staged = self.plan, self.staged
+        wanted = self.plan
         off = {name: value for name, (_, value) in SWITCHES.items()}
+        on = [name for name, value in off.items() if getattr(wanted, name) != value]
         self.plan = replace(wanted, **off)
-        if staged is not None and (found := self._wrong(micro, boundary)):
+        if self.staged is not None and (found := self._wrong(micro, boundary)):
             self.notes.append(f"loss at targets is off: {found}")
-            staged.close()
-            staged = None
-        self.staged, bad = None, {}
-        for name, (words, value) in SWITCHES.items():
+            self.close()
+        right = dict(off)
+        for name in on:
             self.plan = replace(wanted, **(off | {name: getattr(wanted, name)}))
-            if getattr(wanted, name) != value and (found := self._wrong(micro)):
-                self.notes.append(f"{words} is off: {found}")
-                bad[name] = value
-        self.plan, self.staged = replace(wanted, **bad), staged
+            if found := self._wrong(micro, boundary):
+                self.notes.append(f"{SWITCHES[name][0]} is off: {found}")
+            else:
+                right[name] = getattr(wanted, name)
+        self.plan = replace(wanted, **right)
+        kept = [SWITCHES[name][0] for name in on if right[name] != off[name]]
+        if len(kept) > 1 and (found := self._wrong(micro, boundary)):
+            self.notes.append(f"{' with '.join(kept)} is off: {found}")
+            self.plan = replace(wanted, **off)
         return self.notes
 
     def _wrong(self, micro: MicroBatch, boundary: Boundary | None = None) -> str:
         """What is wrong with the way in force on this micro-batch, "" where nothing is."""
+        self._traced = None
         try:
             errors = self._errors(micro, boundary)
         except Exception as error:
             # Whatever an architecture's code raises, where the whole model does not.
             return (str(error).splitlines() or [type(error).__name__])[0]
+        finally:
+            self._traced = None  # it is without dropout, and holds weights that may be freed later
         if all(error <= self._tolerance() for error in errors):  # not so for NaN
             return ""
         loss, gradient = errors
@@ -203,7 +213,8 @@ class Step:
         difference = tree_map(lambda a, b: a - b.astype(mx.float32), gradient, expected)
         wanted = expected_loss.item()
         return RelativeErrors(
-            abs(loss - wanted) / abs(wanted), global_norm(difference) / global_norm(expected)
+            relative(abs(loss - wanted), abs(wanted)),
+            relative(global_norm(difference), global_norm(expected)),
         )
 
     def _tolerance(self) -> float:
@@ -219,7 +230,7 @@ class Step:
         if self.plan.compiled:
             # One trace for first and later micro-batches.
             total = zero_gradient(self.model) if total is None else total
-            run = self._compiled
+            run = self._compiled()
         try:
             with self._settings_in_force():
                 loss, total = run(parameters, total, self._inputs(micro, divisor, boundary))
@@ -228,6 +239,14 @@ class Step:
             # Tracing leaves its own array objects in the model, and after an error in the tree too.
             self.model.update(kept)
         return loss.item(), total
+
+    def _compiled(self) -> Callable:
+        """`_sum` compiled for the way in force: a trace of an earlier one would run that one."""
+        way = (self.plan, self.staged is None)
+        if self._traced is None or self._traced[0] != way:
+            state = [mx.random.state]
+            self._traced = (way, mx.compile(self._sum, inputs=state, outputs=state))
+        return self._traced[1]
 
     def _inputs(self, micro: MicroBatch, divisor: int, boundary: Boundary | None) -> dict[str, Any]:
         count = micro.targets

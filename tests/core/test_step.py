@@ -1,5 +1,6 @@
 """The one step: any cut and any plan give the gradient of the whole batch, by NumPy and by MLX."""
 
+import gc
 from dataclasses import replace
 
 import mlx.core as mx
@@ -9,7 +10,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 from small_models import VOCABULARY, build
 
-from stages.core import batching, noise, schema
+from stages.core import batching, guard, noise, schema
 from stages.core.plan import Plan
 from stages.core.step import Step, global_norm, padded_targets
 from stages.core.tables import Examples
@@ -306,6 +307,120 @@ def test_check_switches_off_a_wrong_recomputation_and_nothing_else(monkeypatch):
     assert notes[0].startswith("recomputation is off: on a real micro-batch loss is off by 0.0e+00")
     assert step.plan == replace(plan, recompute=0)
     assert step.staged is not None
+
+
+def cut_off(layer, call, args, kwargs):
+    """A runner whose loss is right and whose gradient is not."""
+    return mx.stop_gradient(call(layer, *args, **kwargs))
+
+
+@pytest.mark.parametrize("others", [{}, {"attention_block": 16, "compiled": True}])
+def test_check_finds_a_fault_that_only_the_parts_of_a_model_have(monkeypatch, others):
+    monkeypatch.setattr("stages.core.step.recompute", cut_off)  # not in the whole model's way
+    model, attached = prepared()
+    plan = replace(CUTS["recomputed"], **others)
+    examples = random_examples([50])
+    micro = batching.micro_batch(examples, np.arange(1), plan)
+    step = Step(model, attached, plan)
+    expected_loss, expected = plain_gradient(model, examples, np.arange(1))
+    assert relative(step.gradient(micro, micro.targets)[1], expected) > 0.1
+    notes = step.check(micro)
+    assert [note.split(":")[0] for note in notes] == ["recomputation is off"]
+    assert step.plan == replace(plan, recompute=0)
+    assert step.staged is not None
+    loss, gradient = step.gradient(micro, micro.targets)
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    assert relative(gradient, expected) < 1e-5
+
+
+def test_check_switches_all_off_where_two_are_wrong_only_together(monkeypatch):
+    from stages.core.memory.recompute import recompute
+
+    model, attached = prepared()
+    plan = replace(CUTS["recomputed"], attention_block=16)
+    examples = random_examples([50])
+    micro = batching.micro_batch(examples, np.arange(1), plan)
+    step = Step(model, attached, plan)
+
+    def runner(*given):
+        return cut_off(*given) if step.plan.attention_block else recompute(*given)
+
+    monkeypatch.setattr("stages.core.step.recompute", runner)
+    notes = step.check(micro)
+    together = "recomputation with attention in blocks is off: on a real micro-batch"
+    assert [note[: len(together)] for note in notes] == [together]
+    assert step.plan == replace(plan, recompute=0, attention_block=0)
+    gradient = step.gradient(micro, micro.targets)[1]
+    assert relative(gradient, plain_gradient(model, examples, np.arange(1))[1]) < 1e-5
+
+
+def test_check_passes_a_gradient_of_zero_and_finds_what_is_not(monkeypatch):
+    # A scale of 0 takes the adapters out of the model: every gradient is exactly 0.
+    model, attached = prepared(lora_parameters=schema.LoraParameters(scale=0.0))
+    plan = CUTS["all of it"]
+    examples = random_examples([50])
+    micro = batching.micro_batch(examples, np.arange(1), plan)
+    assert global_norm(plain_gradient(model, examples, np.arange(1))[1]) == 0.0
+    step = Step(model, attached, plan)
+    assert step.check(micro) == []
+    assert step.plan == plan
+
+    def stray(layer, call, args, kwargs):  # the value is right, with a gradient from nowhere
+        leak = layer.self_attn.q_proj.lora_a.sum()
+        return call(layer, *args, **kwargs) + (leak - mx.stop_gradient(leak))
+
+    monkeypatch.setattr("stages.core.step.recompute", stray)
+    assert step.check(micro)[0].startswith("recomputation is off: on a real micro-batch loss is")
+    assert step.plan == replace(plan, recompute=0)
+
+
+def test_a_relative_error_of_zero_is_the_absolute_one():
+    assert guard.relative(0.0, 0.0) == 0.0
+    assert guard.relative(3e-6, 0.0) == 3e-6
+    assert guard.relative(3.0, 4.0) == 0.75
+    assert np.isnan(guard.relative(float("nan"), 0.0))
+
+
+def test_a_compiled_step_drops_out_after_a_check_without_dropout():
+    lora = schema.LoraParameters(dropout=0.3, keys=["self_attn.q_proj"])
+    model, attached = prepared(lora_parameters=lora, num_layers=1)
+    plan = replace(WHOLE, compiled=True)
+    micro = batching.micro_batch(random_examples([30]), np.arange(1), plan)
+    step = Step(model, attached, plan)
+    assert step.check(micro) == []
+    losses = []
+    for number in (1, 2):
+        noise.seed(0, 5, number)
+        losses.append(step.gradient(micro, micro.targets)[0])
+    assert losses[0] != losses[1]
+
+
+def test_a_compiled_check_keeps_no_weights():
+    model, attached = prepared()
+    plan = replace(WHOLE, compiled=True)
+    step = Step(model, attached, plan)
+    step.check(batching.micro_batch(random_examples([30]), np.arange(1), plan))
+    frozen = [x.nbytes for layer in model.layers[:2] for _, x in tree_flatten(layer.parameters())]
+    gc.collect()
+    before = mx.get_active_memory()
+    step.staged.free_below(2)
+    gc.collect()
+    assert before - mx.get_active_memory() >= sum(frozen)
+
+
+def test_a_compiled_step_follows_its_plan(monkeypatch):
+    model, attached = prepared()
+    examples = random_examples([50])
+    plan = replace(CUTS["recomputed"], compiled=True)
+    micro = batching.micro_batch(examples, np.arange(1), plan)
+    step = Step(model, attached, plan)
+    calls = []
+    seen = lambda layer, call, args, kwargs: calls.append(layer) or call(layer, *args, **kwargs)
+    monkeypatch.setattr("stages.core.step.recompute", seen)
+    for recompute, most in ((0, 0), (1, 2), (0, 2), (2, 3)):  # of two trained layers
+        step.plan = replace(plan, recompute=recompute)
+        step.gradient(micro, micro.targets)
+        assert len(calls) == most
 
 
 def test_an_error_leaves_the_models_arrays_as_they_were():
