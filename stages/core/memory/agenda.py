@@ -32,7 +32,7 @@ SHORT = 128
 STRETCH = 32
 """The longest example is at most so many times longer than the smallest point, for any length."""
 CHECK_WIDTH = 48
-ONE_PIECE = 128
+ONE_PIECE = 256
 """Targets of a loss in one piece."""
 PIECES, MORE_PIECES = 4, 12
 """Pieces of the loss that keep MLX's queue full, and many more: what each leaves behind."""

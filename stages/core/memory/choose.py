@@ -184,10 +184,19 @@ class Chooser:
 
     def measured(self, best: Candidate) -> float | None:
         """Bytes at the peak of its worst micro-batch, None where that was not run."""
-        reading = self.model.survey.readings.get(worst_point(best))
+        reading = self.model.survey.readings.get(self.worst_point(best))
         if reading is None or reading.died:
             return None
         return self.model.survey.rest.resting(best.way.cached) + reading.peak
+
+    def worst_point(self, found: Candidate) -> Point:
+        """The worst micro-batch of a candidate, to be run whole.
+
+        The frozen layers add to what rests in memory, not to a step's peak above that: where they
+        are measured apart, the step is run without them, in the child that has freed them.
+        """
+        way = replace(found.way, cached=found.way.cached or self.model.cached)
+        return Point("whole", *found.worst, loss_chunk=found.plan.loss_chunk, way=way)
 
     def _measure(self, ways: list[Way]) -> None:
         """Measure these ways; from the whole model where activations can't be stored."""
@@ -244,7 +253,7 @@ class Chooser:
         return any(
             reading.died and point.rows * point.width <= size
             for point, reading in self.model.survey.readings.items()
-            if point.kind == "whole" and point.way == found.way
+            if point.kind == "whole" and point.way == self.worst_point(found).way
         )
 
     def _confirmed(self) -> Candidate:
@@ -259,7 +268,7 @@ class Chooser:
                 break
             if self.measured(best) is not None:
                 return best
-            self._predict(self.surveyor.ask([worst_point(best)]))
+            self._predict(self.surveyor.ask([self.worst_point(best)]))
         best = self._best()
         if best is None:
             left = [found for found in self.all if not self._died(found)]
@@ -270,12 +279,6 @@ class Chooser:
         """The best one once all ways are measured."""
         self._measure(self._ways(more=True))
         return self._best()
-
-
-def worst_point(found: Candidate) -> Point:
-    """The worst micro-batch of a candidate, to be run whole."""
-    shape = found.worst
-    return Point("whole", *shape, loss_chunk=found.plan.loss_chunk, way=found.way)
 
 
 def cache_limit_gb(settings: Settings, found: Candidate, limit: Budget) -> float:
