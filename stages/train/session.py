@@ -14,6 +14,7 @@ from stages.core.device import Device
 from stages.core.entry import Stopped
 from stages.core.errors import RunFailed, UserError
 from stages.core.manifest import read_manifest
+from stages.core.memory.choose import choose
 from stages.core.memory.rule import by_rule
 from stages.core.plan import Plan
 from stages.core.settings import Settings
@@ -165,10 +166,8 @@ class Session:
 
     def _plan(self, examples: Examples, valid: Examples, saved: Saved | None, store: Store) -> Plan:
         """A checkpoint's plan while device and memory settings are the same; else a new one."""
-        lengths = np.concatenate([examples.lengths, valid.lengths])
-        plan = by_rule(self.settings, self.manifest, lengths, self.device.kind)
         if saved is None:
-            return plan
+            return self._new_plan(examples, valid)
         now, then = dict(store.machine), dict(saved.machine)
         threads = now.pop("threads"), then.pop("threads")
         if threads[0] != threads[1]:
@@ -179,7 +178,22 @@ class Session:
         if now == then:
             return saved.plan
         console.say("device or memory settings changed since the checkpoint: a new plan is used")
-        return plan
+        return self._new_plan(examples, valid)
+
+    def _new_plan(self, examples: Examples, valid: Examples) -> Plan:
+        """What the planner chooses under a budget that a person set; else the plan by rule.
+
+        Raises:
+            UserError: Nothing fits the budget.
+        """
+        if self.settings.memory.budget_gb == "auto":
+            lengths = np.concatenate([examples.lengths, valid.lengths])
+            return by_rule(self.settings, self.manifest, lengths, self.device.kind)
+        choice = choose(self.settings, self.manifest, examples, valid, self.device)
+        for note in choice.notes:
+            console.warn(note)
+        console.say(choice.line())
+        return choice.plan
 
 
 def machine_facts(settings: Settings, device: Device) -> dict[str, Any]:

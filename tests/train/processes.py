@@ -25,10 +25,10 @@ class Run:
     and `child`.
     """
 
-    def __init__(self, folder, dvc=False, log="log.txt"):
+    def __init__(self, folder, *words, dvc=False, log="log.txt"):
         self.folder = folder
         self.log = open(folder / log, "w", encoding="utf-8")  # noqa: SIM115
-        words = [str(stand_in(folder))] if dvc else command()
+        words = [str(stand_in(folder))] if dvc else command(*words)
         self.outer = subprocess.Popen(
             words,
             cwd=folder,
@@ -108,9 +108,9 @@ def stand_in(folder):
     return script
 
 
-def once(folder, log="log.txt"):
+def once(folder, *words, log="log.txt"):
     """Run the stage to its end; returns the exit status and what it printed."""
-    run = Run(folder, log=log)
+    run = Run(folder, *words, log=log)
     status = run.finish()
     return status, run.said()
 
