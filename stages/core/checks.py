@@ -61,7 +61,12 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "run.updates_per_save": (1, None),
     "run.keep_last": (1, None),
 }
-POSITIVE = ("train.epochs", "train.clip_norm", "run.step_timeout_s")
+POSITIVE = (
+    "train.epochs",
+    "train.clip_norm",
+    "train.lora_parameters.scale",
+    "run.step_timeout_s",
+)
 AUTO_OR_POSITIVE = ("memory.budget_gb", "memory.activation_cache_limit_gb")
 AUTO_OR_ZERO_UP = ("memory.cache_limit_gb", "memory.wired_limit_gb")
 AUTO_OR_COUNT = ("memory.batch_size", "memory.grad_accumulation_steps")
@@ -155,8 +160,10 @@ def _is_count(value: Any) -> bool:
 def _together(settings: Settings) -> Iterator[Problem]:
     train, split, model = settings.train, settings.split, settings.model
     if (train.epochs is None) == (train.updates is None):
-        key, found = "train.updates", f"epochs={train.epochs}, updates={train.updates}"
-        yield Problem(key, "Set train.updates or train.epochs, not both", found, "exactly one")
+        which = "neither is set" if train.updates is None else "both are set"
+        found = f"{train.updates}, and train.epochs={train.epochs}"
+        message = f"Set either train.updates or train.epochs: {which}"
+        yield Problem("train.updates", message, found, "exactly one")
     if train.num_layers == 0:
         key = "train.num_layers"
         yield Problem(key, "train.num_layers=0 trains nothing", 0, "at least 1, or -1 for all")
@@ -165,8 +172,10 @@ def _together(settings: Settings) -> Iterator[Problem]:
         message = "split.overlap leaves no room for new tokens"
         yield Problem("split.overlap", message, split.overlap, expected)
     if (model.repo is None) == (model.path is None):
-        found = f"repo={model.repo}, path={model.path}"
-        yield Problem("model.repo", "Set model.repo or model.path, not both", found, "exactly one")
+        which = "neither is set" if model.repo is None else "both are set"
+        found = f"{model.repo}, and model.path={model.path}"
+        message = f"Set either model.repo or model.path: {which}"
+        yield Problem("model.repo", message, found, "exactly one")
     yield from _hub(settings)
     shares = settings.data.shares
     total = shares.train + shares.valid + shares.test

@@ -179,6 +179,15 @@ def to_settings(merged: DictConfig) -> Settings:
     Raises:
         UserError: Values are out of range; all of them are listed.
     """
+    missing = OmegaConf.missing_keys(merged)
+    if missing:
+        raise UserError(
+            "Settings have no value",
+            where=PARAMS,
+            found=", ".join(f"{key}=???" for key in sorted(missing)),
+            expected="a value for each",
+            fix="give them one in conf/",
+        )
     try:
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:

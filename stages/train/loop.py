@@ -225,12 +225,19 @@ def take(job: Job, state: TrainState, outcome: Outcome, rate: float) -> float | 
 
 
 def validate(job: Job, state: TrainState) -> None:
-    """Validate, keep the arrays if they are the best so far, and record it."""
+    """Validate, keep the arrays if they are the best so far, and record it.
+
+    Raises:
+        NotFiniteError: The loss is not finite, so the weights are of no use any more.
+    """
     peaks: dict[str, float] = {}
     with phase(peaks, "validation"):
         loss = evaluate(job.step, job.valid, job.stop.check, job.stored.get("valid"))
+    if not math.isfinite(loss):
+        none = Outcome(loss, {}, np.zeros(0, np.int64), targets=0, tokens=0, bad=())
+        raise NotFiniteError(state.update, f"validation loss {loss}", none, math.nan)
     state.note_peaks(peaks)
-    better = math.isfinite(loss) and (state.best is None or loss < state.best.loss)
+    better = state.best is None or loss < state.best.loss
     if better:
         state.best = Best(state.update, loss)
         job.store.keep_best(state, job.step.model)

@@ -91,6 +91,8 @@ def stopped(job: Job, error: NotFiniteError) -> dict[str, Any]:
 
 def listed(report: dict[str, Any]) -> str:
     """The suspect rows of a `stopped` report, for the message."""
+    if not report["examples"]:
+        return "all rows of the valid set"
     suspects = [x for x in report["examples"] if x["loss_not_finite"]] or report["examples"]
     shown = ", ".join(f"row {x['row']} (example {x['example']})" for x in suspects[:MOST_LISTED])
     rest = len(suspects) - MOST_LISTED

@@ -130,7 +130,8 @@ class Session:
             job.store.save(state, job.step, job.run.keep_last)
 
     def _failed(self, error: loop.NotFiniteError) -> RunFailed:
-        if optimizer.finite(self.job.step.model.trainable_parameters()):
+        weights_good = error.outcome.targets > 0  # else validation, not an update, went wrong
+        if weights_good and optimizer.finite(self.job.step.model.trainable_parameters()):
             self._save()
         report = outputs.stopped(self.job, error)
         return RunFailed(

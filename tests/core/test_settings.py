@@ -89,6 +89,13 @@ def test_a_wrong_type_is_refused_with_its_key(project):
     assert "train.learning_rate" in caught.value.where
 
 
+def test_a_key_without_a_value_is_named(project):
+    (project / "params.yaml").write_text(GOOD.replace("1e-5", "'???'"))
+    with pytest.raises(UserError, match="no value") as caught:
+        settings.load_settings()
+    assert caught.value.found == "train.learning_rate=???"
+
+
 def test_no_params_and_no_yaml_are_told_apart(project):
     (project / "params.yaml").write_text("a: [1")
     with pytest.raises(UserError, match="cannot be read"):
@@ -135,6 +142,8 @@ def test_g3_both_fixed_must_make_the_effective_batch():
         ("memory__batch_size", 1.5, 1),
         ("memory__activation_cache", "maybe", "on"),
         ("train__clip_norm", 0, 1.0),
+        ("train__lora_parameters__scale", float("nan"), 1.0),
+        ("train__lora_parameters__scale", 0, 20.0),
         ("train__epochs", 2.0, None),  # beside train.updates
         ("train__learning_rate", float("inf"), 0),
         ("split__overlap", 1023, 1022),

@@ -319,3 +319,14 @@ def test_run_rows_are_telemetry_of_every_update(tmp_path):
     assert max(column(state, "peak_gb", "run")) == pytest.approx(
         max(state.peaks["micro_step"], state.peaks["update"]), rel=1e-6
     )
+
+
+def test_g10_a_validation_loss_that_is_not_finite_stops_there(tmp_path, monkeypatch):
+    """Weights that give NaN on the valid set are of no use, even where they are finite."""
+    examples, valid = random_examples(LENGTHS), random_examples([12, 9], seed=1)
+    job, state = make(tmp_path, examples, valid, updates_per_eval=2)
+    monkeypatch.setattr(loop, "evaluate", lambda *_: float("nan"))
+    with pytest.raises(loop.NotFiniteError, match="update 2: validation loss nan"):
+        loop.train(job, state)
+    assert state.best is None
+    assert state.evaluated == 0
