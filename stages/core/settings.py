@@ -124,8 +124,17 @@ def merge(base: DictConfig, layer: DictConfig, where: str) -> DictConfig:
     """Merge one layer strictly on the schema.
 
     Raises:
-        UserError: Unknown key (nearest named) or wrong type.
+        UserError: Unknown key (nearest named), wrong type, or `???` in place of a value.
     """
+    missing = OmegaConf.missing_keys(layer)
+    if missing:
+        raise UserError(
+            "Settings have no value",
+            where=where,
+            found=", ".join(f"{key}=???" for key in sorted(missing)),
+            expected="a value for each",
+            fix="give them one in conf/",
+        )
     try:
         return OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
@@ -179,15 +188,6 @@ def to_settings(merged: DictConfig) -> Settings:
     Raises:
         UserError: Values are out of range; all of them are listed.
     """
-    missing = OmegaConf.missing_keys(merged)
-    if missing:
-        raise UserError(
-            "Settings have no value",
-            where=PARAMS,
-            found=", ".join(f"{key}=???" for key in sorted(missing)),
-            expected="a value for each",
-            fix="give them one in conf/",
-        )
     try:
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
