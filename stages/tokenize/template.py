@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from stages.core.errors import UserError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -46,6 +48,18 @@ TOOL = {
         },
     },
 }
+
+
+FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a template can raise by its own expressions while it renders."""
 
 
 class Refused(Exception):
@@ -80,7 +94,7 @@ class Template:
 
         Raises:
             Refused: The template raised (roles that do not alternate, a role it does not know, a
-                field it needs).
+                field it needs, a division by zero).
         """
         template = self.with_tools if tools else self.plain
         try:
@@ -91,7 +105,7 @@ class Template:
                 add_generation_prompt=generation_prompt,
                 **self.words,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except FAILURES as error:
             raise Refused(_reason(error)) from error
 
     def tries(self, messages: Sequence[Message], tools: Sequence[dict] | None = None) -> str:
@@ -204,8 +218,16 @@ class Template:
         return "strftime_now" in self.source
 
 
-def load_template(tokenizer: PreTrainedTokenizerBase) -> Template | None:
-    """Compile a tokenizer's chat template; None for a base model that has none."""
+def load_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -> Template | None:
+    """Compile a tokenizer's chat template; None for a base model that has none.
+
+    Args:
+        tokenizer: The model's tokenizer, with the template to use.
+        file: `tokenize.chat_template`, where the template came from; None for the model's own.
+
+    Raises:
+        UserError: The template is no Jinja.
+    """
     if not tokenizer.chat_template:
         return None
     source = tokenizer.get_chat_template(None, None)
@@ -223,16 +245,27 @@ def load_template(tokenizer: PreTrainedTokenizerBase) -> Template | None:
         "strftime_now": FIXED_DATE.strftime,
     }
     return Template(
-        plain=_compiled(source),
-        with_tools=_compiled(with_tools),
+        plain=_compiled(source, file),
+        with_tools=_compiled(with_tools, file),
         source=source,
         words=words,
         stops=lru_cache(maxsize=256)(stops),
     )
 
 
-def _compiled(source: str) -> jinja2.Template:
-    template = _compile_jinja_template(source)
+def _compiled(source: str, file: str | None) -> jinja2.Template:
+    try:
+        template = _compile_jinja_template(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(
+            "The chat template cannot be used",
+            where=f"{file or 'the chat template of the model'}, line {error.lineno}",
+            found=error.message,
+            expected="a Jinja template",
+            fix=f"mend line {error.lineno} of {file}"
+            if file
+            else "set tokenize.chat_template to a file with a whole template",
+        ) from error
     template.globals = dict(template.globals)  # as a chain of mappings each render copies it slowly
     return template
 

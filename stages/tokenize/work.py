@@ -49,7 +49,7 @@ def tokenize(
         UserError: The settings do not fit the rows' forms, or rows cannot be rendered; all of
             them are named.
     """
-    template = load_template(tokenizer)
+    template = load_template(tokenizer, settings.chat_template)
     forms = kinds(raw)
     refuse_forms(forms, template, settings)
     vocabulary = read_vocabulary(tokenizer, end_ids, template.answer_footer if template else "")

@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 
+from stages.core.errors import UserError
 from stages.tokenize.rows import plain
 from stages.tokenize.template import Refused, common_prefix, load_template
 from tests.tokenize import chats
@@ -113,3 +114,27 @@ def test_shared_counts_whole_tokens():
 )
 def test_common_prefix(left, right, expected):
     assert common_prefix(left, right) == expected
+
+
+def test_a_template_that_is_no_jinja_is_said_with_its_line():
+    tokenizer = chats.tokenizer("{% for m in messages %}\n{{ m['content' }}\n{% endfor %}")
+    with pytest.raises(UserError, match="The chat template cannot be used") as caught:
+        load_template(tokenizer, "mine.jinja")
+    assert caught.value.status == 2
+    assert caught.value.where == "mine.jinja, line 2"
+    assert "'}'" in caught.value.found
+    assert caught.value.fix == "mend line 2 of mine.jinja"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{{ 10.0 ** 400 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_template_whose_sums_fail_refuses_the_chat(source):
+    template = load_template(chats.tokenizer(source))
+    with pytest.raises(Refused):
+        template.render(CHAT)
