@@ -30,7 +30,7 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> PreTrained
 
     Raises:
         UserError: There is no tokenizer, it cannot be read without remote code, or the template
-            file is missing or empty.
+            file cannot be used.
     """
     from transformers import AutoTokenizer
 
@@ -64,16 +64,26 @@ def read_template(file: str) -> str:
     """The text of a Jinja chat template file, relative to the current directory or absolute.
 
     Raises:
-        UserError: It is missing or empty.
+        UserError: It is missing, empty, a folder, not UTF-8 or cannot be opened.
     """
-    path = Path(file)
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if not text.strip():
+    fix = "set tokenize.chat_template to such a file, or null for the model's own"
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+        found = "" if text.strip() else "empty"
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start + 1} is not UTF-8"
+        fix = "save it as UTF-8"
+    except FileNotFoundError:
+        found = "no such file"
+    except OSError as error:
+        found = "a folder" if Path(file).is_dir() else error.strerror or str(error)
+    if found:
         raise UserError(
             "The chat template cannot be used",
             where="tokenize.chat_template",
-            found=f"{file}: {'empty' if path.is_file() else 'no such file'}",
-            expected="a file with a Jinja chat template",
+            found=f"{file}: {found}",
+            expected="a file with a Jinja chat template, in UTF-8",
+            fix=fix,
         )
     return text
 

@@ -9,7 +9,7 @@ import pytest
 
 from stages.core import tiny, vocabulary
 from stages.core.errors import UserError
-from stages.core.tokenizers import load_tokenizer, takes_system_turn
+from stages.core.tokenizers import load_tokenizer, read_template, takes_system_turn
 
 REAL = Path(__file__).parents[3] / "shared" / "files"
 
@@ -138,3 +138,20 @@ def _turns(row):
         {"role": "user", "content": question},
         {"role": "assistant", "content": row["output"]},
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "found", "fix"),
+    [(None, "a folder", "null"), (b"ab\xff{{ x }}", "byte 3 is not UTF-8", "save it as UTF-8")],
+)
+def test_a_template_that_cannot_be_read_is_said(tmp_path, content, found, fix):
+    path = tmp_path / "odd.jinja"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="The chat template cannot be used") as caught:
+        read_template(str(path))
+    assert caught.value.found == f"{path}: {found}"
+    assert "UTF-8" in caught.value.expected
+    assert fix in caught.value.fix
