@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stages.collect.readers import CODECS, format_of
 from stages.core import paths
-from stages.core.errors import UserError
+from stages.core.errors import UserError, listed
 
 SOURCE = Path("data/source")
 NAMES = {
@@ -28,6 +28,8 @@ NAMES = {
     "testing": "test",
 }
 MOST_NAMED = 12
+SHARD = re.compile(r"(.+)-(\d+)-of-(\d{1,6})(?:-[0-9a-f]{16})?")
+"""`train-00000-of-00003`, as `datasets` names them; its older releases put a hash behind."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def discover(path: Path, label: str) -> Sources:
     _same_name_twice(found, label)
     words = {file: _split_words(file) for file in found}
     named = [file for file in found if words[file]]
+    _all_shards(named or found, label)
     sources = Sources({}, [_name(label, file.name) for file in unread])
     if not named:
         sources.splits["train"] = [Source(file, _name(label, file.name)) for file in found]
@@ -175,6 +178,7 @@ def _in_subfolders(path: Path, label: str, unread: list[Path]) -> Sources:
         prefix = _name(label, folder.name)
         if not files:
             raise _no_files(prefix, [file.name for file in beside])
+        _all_shards(files, prefix)
         sources.splits[split] = [Source(file, _name(prefix, file.name)) for file in files]
         sources.unread += [_name(prefix, file.name) for file in beside]
     _with_train(sources, label)
@@ -259,6 +263,29 @@ def _same_name_twice(files: list[Path], label: str) -> None:
                 found=f"{other.name}, {file.name}",
                 expected="one of them",
                 fix="move one elsewhere",
+            )
+
+
+def _all_shards(files: list[Path], label: str) -> None:
+    """Refuse `train-00000-of-00002` without its second: rows would be missing unnoticed."""
+    sets: dict[tuple[str, str], dict[int, str]] = {}
+    for file in files:
+        if shard := SHARD.fullmatch(_stem(file)):
+            name, number, count = shard.groups()
+            sets.setdefault((name, count), {})[int(number)] = number
+    for (name, count), numbers in sets.items():
+        most = int(count)
+        first = 1 if most in numbers and 0 not in numbers else 0
+        missing = [number for number in range(first, first + most) if number not in numbers]
+        if missing:
+            width = len(next(iter(numbers.values())))
+            raise UserError(
+                f"Shards are missing: {len(missing)} of {most}",
+                where=_name(label, name),
+                found="not there: "
+                + listed([f"{name}-{number:0{width}}-of-{count}" for number in missing]),
+                expected=f"all {most} files of {name}",
+                fix="fetch the missing files, or rename the others without -of-" + count,
             )
 
 

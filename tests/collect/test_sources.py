@@ -139,3 +139,23 @@ def test_a_path_outside_data_source_is_warned_of(workspace):
     (workspace / "elsewhere").mkdir()
     _, warnings = sources.locate("elsewhere")
     assert warnings == ["data.path lies outside data/source: DVC cannot see when it changes"]
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"], "train-00001-of-00003"),
+        (["a-2-of-2.jsonl"], "a-1-of-2"),
+        (["train/x-00000-of-00002.jsonl", "test/y.jsonl"], "x-00001-of-00002"),
+        (["train-00000-of-00002-0123456789abcdef.jsonl"], "train-00001-of-00002"),
+    ],
+)
+def test_a_missing_shard_is_named(folder, names, missing):
+    with pytest.raises(UserError, match="Shards are missing: 1 of") as caught:
+        found(folder(*names))
+    assert caught.value.found == f"not there: {missing}"
+
+
+def test_shards_may_count_from_one(folder):
+    names = ["train-1-of-2.jsonl", "train-2-of-2.jsonl.gz"]
+    assert found(folder(*names)) == {"train": names}
