@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def _streamed(
     with pa.OSFile(str(path)) as raw:
         codec = CODECS.get(path.suffix.lower())
         stream = pa.CompressedInputStream(raw, codec) if codec and raw.size() else raw
-        parts = _whole_lines(_chunks(stream, name))
+        parts = _whole_lines(_chunks(stream, name, kind in ("csv", "tsv")))
         if kind in ("csv", "tsv"):
             delimiter = "\t" if kind == "tsv" else ","
             found: Iterator[Block] = sheets.fields(_lines(parts), name, delimiter, rules)
@@ -87,7 +88,7 @@ def _streamed(
             yield block, raw.tell()
 
 
-def _chunks(stream: pa.NativeFile, name: str) -> Iterator[bytes]:
+def _chunks(stream: pa.NativeFile, name: str, table: bool) -> Iterator[bytes]:
     """The bytes of a stream, a byte-order mark taken off."""
     chunk = stream.read(BLOCK_BYTES)
     if chunk.startswith(WIDE_BOMS):
@@ -98,10 +99,27 @@ def _chunks(stream: pa.NativeFile, name: str) -> Iterator[bytes]:
             expected="UTF-8, with or without a byte-order mark",
             fix="save it as UTF-8",
         )
+    if _carriage_returns(chunk, table):
+        raise UserError(
+            "The line endings of a file cannot be read",
+            where=name,
+            found="lines that end with a carriage return alone (CR, as on old Macs)",
+            expected="line feeds (LF), or both (CRLF)",
+            fix="save it with LF line endings, for example: tr '\\r' '\\n' < OLD > NEW",
+        )
     chunk = chunk.removeprefix(BOM)
     while chunk:
         yield chunk
         chunk = stream.read(BLOCK_BYTES)
+
+
+def _carriage_returns(chunk: bytes, table: bool) -> bool:
+    """Whether rows end with CR alone; one inside a quoted field, or between JSON tokens, may be."""
+    if b"\n" in chunk or b"\r" not in chunk:
+        return False
+    if table:
+        return b"\r" in re.sub(rb'"[^"]*"', b"x", chunk).strip()
+    return re.search(rb"\}[ \t]*\r\s*\{", chunk) is not None
 
 
 def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

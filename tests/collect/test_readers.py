@@ -264,3 +264,21 @@ def test_blocks_are_small_whatever_the_file(tmp_path, monkeypatch):
     assert sum(sizes) == path.stat().st_size
     assert max(sizes) <= 2000
     assert blocks.BLOCK_BYTES <= 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"text": "first"}\r{"text": "second"}\r'),
+        ("a.csv", b'prompt,completion\r"q",a\r'),
+    ],
+)
+def test_lines_that_end_with_a_carriage_return_alone_are_said(run, write, name, content):
+    with pytest.raises(UserError, match="line endings") as caught:
+        run(write(name, content))
+    assert "carriage return alone" in caught.value.found
+    assert "LF" in caught.value.fix
+
+
+def test_a_carriage_return_inside_a_row_is_no_line_ending(run, write):
+    assert run(write("a.jsonl", b'{"text":\r"first"}\r')).records() == [A]
