@@ -111,9 +111,7 @@ def workers(total_bytes: int) -> Iterator[ProcessPoolExecutor | None]:
 def _start_worker(starter: int) -> None:
     """End with the process that started this one, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent.watch(lambda: os._exit(1), under_dvc=False)
-    if os.getppid() != starter:
-        os._exit(1)
+    parent.watch(lambda: os._exit(1), under_dvc=False, pid=starter)
 
 
 def files_as_stream(

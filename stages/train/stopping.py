@@ -44,9 +44,7 @@ class Stop:
         """End with the process `pid`, this one's parent."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        parent.watch(self._orphaned, under_dvc=False)
-        if os.getppid() != pid:
-            self._orphaned()
+        parent.watch(self._orphaned, under_dvc=False, pid=pid)
 
     def _orphaned(self) -> None:
         self.number = signal.SIGTERM

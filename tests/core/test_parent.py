@@ -49,6 +49,33 @@ def test_the_watched_process_ends_within_two_seconds_of_its_ancestor(through_she
     assert time.monotonic() < end
 
 
+ORPHAN = """
+import os, pathlib, sys, time
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.01)
+from stages.core import parent
+def gone():
+    pathlib.Path(sys.argv[2]).touch()
+    os._exit(7)
+parent.watch(gone, under_dvc=False, pid=int(sys.argv[1]))
+time.sleep(60)
+"""
+
+
+def test_a_parent_that_ended_before_the_watcher_started_is_noticed(tmp_path):
+    told = tmp_path / "told"
+    middle = (
+        "import os, subprocess, sys\n"
+        f"words = [{sys.executable!r}, '-c', {ORPHAN!r}, str(os.getpid()), {str(told)!r}]\n"
+        "subprocess.Popen(words)"
+    )
+    subprocess.run([sys.executable, "-c", middle], env=ENV, check=True)
+    end = time.monotonic() + 50  # its imports take a while on a busy machine
+    while not told.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert told.exists()
+
+
 def test_a_second_holder_is_named_its_process(tmp_path):
     code = (
         "import sys, time, pathlib\nfrom stages.core.lock import locked\n"

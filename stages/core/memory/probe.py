@@ -1,9 +1,9 @@
-"""Measure real steps in a process of their own: `python -m stages.core.memory.probe`.
+"""Measure real steps in a process of their own: `python -m stages.core.memory.probe PID`.
 
-Only a process of its own gives honest peaks, and it may die of a point that is too large. The
-first line on standard input (JSON) says which model; each further one lists points. It writes one
-line per event: `rest` when what rests in memory changed, `begin` and `reading` for each point.
-`stages.core.memory.survey` is the other end.
+Only a process of its own gives honest peaks, and it may die of a point that is too large. PID is
+the process that started it, with which it ends. The first line on standard input (JSON) says which
+model; each further one lists points. It writes one line per event: `rest` when what rests in memory
+changed, `begin` and `reading` for each point. `stages.core.memory.survey` is the other end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stages.core.memory.points import Point, Reading, point_from
 
 def main() -> int:
     """Answer the requests on standard input until it is closed."""
-    parent.watch(lambda: os._exit(1), under_dvc=False)
+    parent.watch(lambda: os._exit(1), under_dvc=False, pid=int(sys.argv[1]))
     request = json.loads(sys.stdin.readline())
     kind = device.prepare(request["device"]).kind
     from stages.core.memory.bench import Bench
