@@ -99,7 +99,7 @@ def test_a_second_start_waits_for_the_first_and_names_it(tmp_path):
     settings(folder, {**TRAIN, "updates": 2000}, run=RUN)
     first = Run(folder)
     first.wait_for_checkpoint(3)
-    status, said = once(folder, "second.txt")
+    status, said = once(folder, log="second.txt")
     first.end("group", KILL)
     first.wait_until_gone(first.tree())
     assert status == 2
