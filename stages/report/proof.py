@@ -62,7 +62,7 @@ def _part(part: str, title: str, results: list[Mapping[str, Any]]) -> Markup | N
 
 def _row(one: Mapping[str, Any]) -> list[Any]:
     what = join([one["what"], tag("small", one["note"]) if one["note"] else None])
-    result = {None: ("not used", "info"), True: ("ok", "ok"), False: ("missed", "error")}
+    result = {None: ("not used", "info"), True: ("passed", "ok"), False: ("missed", "error")}
     most = words.NONE if one["measured"] is None else words.short(one["tolerance"])
     numbers = [_number(one["measured"]), _number(one["loss"]), most]
     return [what, *numbers, badge(*result[one["passed"]])]

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from stages.commands.proving.finding import Finding
 from stages.core import schema
 from stages.core.errors import UserError
 from stages.report import inputs, page, run
@@ -211,10 +212,38 @@ def test_commit_and_changes_are_in_the_repeat_command():
     assert lines("abc123 and changes")[0].startswith("git checkout abc123    # made with changes")
 
 
+def test_findings_of_prove_stand_in_a_table_part_by_part(folder):
+    findings = [
+        Finding("resume", "stopped", 0.0, tolerance=0.0, note="the same bytes"),
+        Finding("cuts", "one by one", 3.44e-7, tolerance=1e-5, loss=0.0),
+        Finding("cuts", "two by two", 2e-3, tolerance=1e-5, loss=4e-8),
+        Finding("cuts", "three by three", math.inf, tolerance=1e-5, loss=math.nan),
+        Finding("memory", "compiled", None, tolerance=1e-5, note="slower"),
+    ]
+    file = folder / "reports/prove.json"
+    report = json.loads(file.read_text()) | {"results": [one.record() for one in findings]}
+    file.write_text(json.dumps(report, allow_nan=False))
+    text = built().sections["proof"]
+    assert "2 comparisons out of tolerance" in text
+    rows = [
+        "plain whole batchcomparedmeasuredlossat most",  # a heading and the columns
+        "one by one3.4e-0701e-05passed",
+        "two by two2.0e-034.0e-081e-05missed",
+        "three by threeinfnan1e-05missed",
+        "memory settingcomparedmeasuredlossat most",
+        "compiledslower–––not used",
+        "stoppedthe same bytes0–0passed",
+    ]
+    places = [text.find(row) for row in rows]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
 def test_result_of_prove_or_how_to_get_it(folder):
     text = built().sections["proof"]
     for words in ("took the same step", "1 example at a time", "3.4e-07", "2.1e-06", "1e-05"):
         assert words in text
+    assert text.count("passed") == 4
     assert "attention in blocks of 128no call of it–––not used" in text
     file = folder / "reports/prove.json"
     report = json.loads(file.read_text())
