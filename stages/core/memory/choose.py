@@ -266,9 +266,10 @@ class Chooser:
             best = self._best() or self._best_of_more()
             if best is None:
                 break
-            if self.measured(best) is not None:
-                return best
             self._predict(self.surveyor.ask([self.worst_point(best)]))
+            corrected = next(found for found in self.all if found.plan == best.plan)
+            if self.measured(corrected) is not None and self._fits(corrected):
+                return corrected
         best = self._best()
         if best is None:
             left = [found for found in self.all if not self._died(found)]
