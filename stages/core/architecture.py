@@ -12,6 +12,7 @@ import mlx_lm.models
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import utils
+from mlx_lm.models.switch_layers import SwitchLinear
 
 from stages.core import trainable
 from stages.core.errors import UserError
@@ -19,15 +20,14 @@ from stages.core.settings import nearest
 from stages.core.tokenizers import load_tokenizer, takes_system_turn
 
 
-def load(folder: Path, dtype: str = "stored", lazy: bool = False) -> tuple[nn.Module, dict]:
-    """Load a model with mlx-lm, in the type that `model.dtype` asks for.
+def load(folder: Path, dtype: str = "stored") -> tuple[nn.Module, dict]:
+    """Load a model with mlx-lm, in the type that `model.dtype` asks for; arrays stay unread.
 
     Args:
         folder: MLX or Hugging Face folder.
         dtype: `stored`, `float32` or `bfloat16`: the type of all floating arrays (scales and
             biases of quantized weights too, their packed numbers stay), but for those that mlx-lm
             keeps wide for the architecture.
-        lazy: Leave arrays unread until they are used.
 
     Raises:
         UserError: The architecture is unknown, or config.json and weights do not fit together.
@@ -46,9 +46,28 @@ def load(folder: Path, dtype: str = "stored", lazy: bool = False) -> tuple[nn.Mo
         ) from error
     if dtype != "stored":
         cast(model, getattr(mx, dtype))
-    if not lazy:
-        mx.eval(model.parameters())
     return model, config
+
+
+def refuse_narrow_experts(model: nn.Module, folder: Path) -> None:
+    """Refuse what MLX's CPU backend would end in: its product of chosen experts is float32 only.
+
+    Quantized experts take another way, which has all types.
+
+    Raises:
+        UserError: The device is the CPU, and experts are 16 bits wide.
+    """
+    if mx.default_device() != mx.cpu:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchLinear) and module.weight.dtype != mx.float32:
+            raise UserError(
+                "On a CPU, MLX computes a mixture of experts in float32 only",
+                where=f"{folder.name}, {name}",
+                found=str(module.weight.dtype).removeprefix("mlx.core."),
+                expected="float32, or quantized weights",
+                fix="set model.dtype=float32, or use a GPU",
+            )
 
 
 def facts(folder: Path, dtype: str) -> dict[str, Any]:
@@ -57,7 +76,7 @@ def facts(folder: Path, dtype: str) -> dict[str, Any]:
     Raises:
         UserError: See `load`; or the tokenizer cannot be loaded.
     """
-    model, config = load(folder, dtype, lazy=True)
+    model, config = load(folder, dtype)
     tokenizer = load_tokenizer(folder)
     parameters = dict(tree_flatten(model.parameters()))
     rows, width = _embedding(model)

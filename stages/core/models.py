@@ -76,10 +76,24 @@ def folder(manifest: Manifest, model: schema.Model) -> Path:
 
 
 def load_model(folder: Path, dtype: str = "stored", lazy: bool = False) -> tuple[nn.Module, dict]:
-    """Load a model folder with mlx-lm; see `stages.core.architecture.load`."""
+    """Load a model folder with mlx-lm, to compute with it on the device that MLX uses now.
+
+    Args:
+        folder, dtype: See `stages.core.architecture.load`.
+        lazy: Leave arrays unread until they are used.
+
+    Raises:
+        UserError: See there; or this device cannot compute the model in its type.
+    """
+    import mlx.core as mx
+
     from stages.core import architecture
 
-    return architecture.load(folder, dtype, lazy)
+    model, config = architecture.load(folder, dtype)
+    architecture.refuse_narrow_experts(model, folder)
+    if not lazy:
+        mx.eval(model.parameters())
+    return model, config
 
 
 def _mlx_folder(

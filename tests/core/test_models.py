@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+import small_models
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import generate, load
@@ -90,6 +91,48 @@ def test_load_model_casts_floats_and_leaves_packed_numbers(mine):
     exact, _ = models.load_model(mine)
     weight = exact.model.embed_tokens.weight
     assert mx.array_equal(model.model.embed_tokens.weight, weight.astype(mx.bfloat16))
+
+
+@pytest.fixture
+def experts(root):
+    """A small mixture of experts as a folder that holds 16-bit weights."""
+    model = small_models.build("qwen3_moe")
+    model.set_dtype(mx.bfloat16)
+    folder = root / "models" / "experts"
+    save_model(folder, model)
+    module, own, _ = small_models.CONFIGS["qwen3_moe"]
+    config = {**small_models._BASE, **own, "model_type": module}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_experts_that_the_cpu_cannot_compute_are_refused_when_loaded(experts, monkeypatch):
+    tokens = mx.array([[1, 2, 3]])
+    theirs, _ = load_model(experts)
+    with pytest.raises(RuntimeError, match=r"GatherMM.*float32"):  # by mlx-lm itself
+        mx.eval(theirs(tokens))
+    for dtype, lazy in (("stored", False), ("stored", True), ("bfloat16", False)):
+        with pytest.raises(UserError, match="mixture of experts") as caught:
+            models.load_model(experts, dtype, lazy)
+        assert caught.value.found == "bfloat16"
+        assert "model.dtype=float32" in caught.value.fix
+    theirs.set_dtype(mx.float32)
+    ours, _ = models.load_model(experts, "float32")
+    assert mx.array_equal(ours(tokens), theirs(tokens))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert models.load_model(experts)[0].model.embed_tokens.weight.dtype == mx.bfloat16
+
+
+def test_quantized_experts_and_16_bit_layers_without_any_pass(experts, mine):
+    model, config = load_model(experts)
+    nn.quantize(model, group_size=32, bits=4)
+    (experts / "model.safetensors").unlink()
+    save_model(experts, model)
+    config["quantization"] = {"group_size": 32, "bits": 4}
+    (experts / "config.json").write_text(json.dumps(config))
+    for folder in (experts, mine):
+        loaded, _ = models.load_model(folder, "bfloat16")
+        assert mx.isfinite(loaded(mx.array([[1, 2, 3]]))).all()
 
 
 def test_the_folder_is_made_again_when_it_is_missing(root):
