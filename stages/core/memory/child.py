@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from stages.core.errors import UserError
 from stages.core.memory import limits, recovery
 from stages.core.memory.points import Point, Reading, Rest, reading_from, rest_from
 
@@ -48,7 +49,11 @@ class Child:
         self._send(request)
 
     def measure(self, point: Point) -> Reading:
-        """The point's reading; the child's death is one too."""
+        """The point's reading; the child's death is one too.
+
+        Raises:
+            UserError: The model and these settings do not fit.
+        """
         self.freed = self.freed or point.way.cached
         self._send({"points": [point.record()]})
         timer = threading.Timer(SECONDS, self._process.kill)
@@ -60,6 +65,8 @@ class Child:
                     self.rest = rest_from(event["value"])
                 elif event["event"] == "reading":
                     return reading_from(event["value"])
+                elif event["event"] == "refused":
+                    raise UserError(event["value"].pop("what"), **event["value"])
         finally:
             timer.cancel()
         return Reading(point, died=self._death())

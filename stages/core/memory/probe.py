@@ -3,7 +3,8 @@
 Only a process of its own gives honest peaks, and it may die of a point that is too large. PID is
 the process that started it, with which it ends. The first line on standard input (JSON) says which
 model; each further one lists points. It writes one line per event: `rest` when what rests in memory
-changed, `begin` and `reading` for each point. `stages.core.memory.survey` is the other end.
+changed, `begin` and `reading` for each point; or `refused`, with what the user can mend, and ends.
+`stages.core.memory.survey` is the other end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from stages.core import device, parent, schema
+from stages.core.errors import UserError
 from stages.core.memory import recovery
 from stages.core.memory.points import Point, Reading, point_from
 
@@ -29,13 +31,17 @@ def main() -> int:
     from stages.core.memory.bench import Bench
 
     train = OmegaConf.merge(OmegaConf.structured(schema.Train), request["train"])
-    bench = Bench(
-        Path(request["folder"]),
-        request["dtype"],
-        OmegaConf.to_object(train),
-        vocabulary=request["vocabulary"],
-        warm=kind != "cpu",
-    )
+    try:
+        bench = Bench(
+            Path(request["folder"]),
+            request["dtype"],
+            OmegaConf.to_object(train),
+            vocabulary=request["vocabulary"],
+            warm=kind != "cpu",
+        )
+    except UserError as error:
+        answer("refused", error.record())
+        return 0
     for line in sys.stdin:
         for point in map(point_from, json.loads(line)["points"]):
             answer("begin", point.record())

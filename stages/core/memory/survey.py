@@ -79,7 +79,8 @@ class Surveyor:
             again: Measure them even so.
 
         Raises:
-            UserError: Not even the model can be loaded in the memory there is.
+            UserError: Not even the model can be loaded in the memory there is, or model and
+                settings do not fit.
         """
         todo = [point for point in points if again or point not in self._readings]
         for point in todo:

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from stages.core.memory.fit import Model, Shape
 from stages.core.memory.points import Point, Way, reading_from
 from stages.core.memory.survey import Surveyor
 from stages.core.schema import Settings
+from stages.core.trainable import attach
 
 CACHED = Way(cached=True)
 FEW = [
@@ -107,6 +109,20 @@ def test_a_model_that_cannot_be_loaded(tiny, monkeypatch):
         )
         with pytest.raises(UserError, match="cannot be loaded"):
             surveyor.ask([Point("layers", 1, 24, 8, 16)])
+
+
+def test_what_the_user_can_mend_is_said_as_it_is(tiny):
+    settings, manifest, _ = tiny
+    train = replace(settings.train, lora_parameters=schema.LoraParameters(keys=["no.such"]))
+    model, _ = models.load_model(models.folder(manifest, settings.model))
+    with pytest.raises(UserError) as here:
+        attach(model, train)
+    with (
+        pytest.raises(UserError) as there,
+        Surveyor(replace(settings, train=train), *tiny[1:]) as s,
+    ):
+        s.ask([Point("update")])
+    assert there.value.record() == here.value.record()
 
 
 def test_the_child_says_what_went_wrong():
