@@ -1,5 +1,6 @@
 """Names and identities of points, worked out by hand."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def made(*overrides, swept=(), prefix=""):
 def test_a_rate_reads_as_people_write_it(value, word):
     found = made(f"train.learning_rate={value}", swept=["train.learning_rate"])
     assert found.name == f"learning_rate-{word}"
+
+
+def test_a_sampler_s_long_number_is_cut_and_stays_its_own():
+    names = {made(f"train.learning_rate=0.00012345678901{n}").name for n in (1, 2)}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"learning_rate-1_23e-4-[0-9a-f]{4}", name) for name in names)
 
 
 def test_minus_one_and_null_stay_readable():

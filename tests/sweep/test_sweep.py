@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -262,3 +263,19 @@ def test_a_lock_that_another_command_holds_is_waited_for(project):
     assert holder.wait(60) == 0
     assert experiments(project) == {"seed-0", "seed-1"}
     assert "Unable to acquire lock" not in done.output
+
+
+@pytest.mark.slow
+def test_optuna_chooses_points_by_what_the_earlier_ones_gave(project):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is absent")
+    words = ("sweep=optuna", "hydra.sweeper.n_trials=4")
+    sweep(project, *words)
+    table = pd.read_csv(project.folder / "reports/sweeps/optuna/points.csv")
+    assert len(table) == 4
+    assert table["train.learning_rate"].between(3e-5, 1e-3).all()
+    assert set(table["train.num_layers"]) <= {4, 8, 16}
+    rates, layers = table["train.learning_rate"], table["train.num_layers"]
+    expected = 2 + (np.log10(rates) + 3) ** 2 - 0.1 * np.log2(layers)
+    assert table["tuned_loss"].tolist() == pytest.approx(expected.tolist())
+    again = sweep(project, *words)
+    assert ": train " not in again.output

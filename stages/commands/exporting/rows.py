@@ -24,9 +24,10 @@ from stages.core.loss import cross_entropy
 MOST_ROWS = 8
 LOGITS_PER_ROW = 32
 """Targets of a row whose logits are compared; the loss takes all of them."""
-TOKENS_AFTER_PROMPT = 256
-LONG = 1024
-"""Rows that need more tokens than this are taken only where there are no shorter ones."""
+TOKENS_AFTER_PROMPT = 64
+LONG = 256
+"""Rows that need more tokens than this are taken only where there are no shorter ones: a check is
+to take seconds, also on a CPU."""
 
 Forward = Callable[[np.ndarray], mx.array | np.ndarray]
 """Tokens int32 (T,) → logits (T, V)."""

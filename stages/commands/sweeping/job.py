@@ -39,6 +39,7 @@ CHOICE_OF_SWEEP = "+sweep="
 
 here = 0
 """Points that run in this very process."""
+_watching = False
 
 
 def run_point(composed: DictConfig, sweep: Sweep) -> float:
@@ -57,6 +58,7 @@ def run_point(composed: DictConfig, sweep: Sweep) -> float:
     ]
     wanted = point(composed, words, sweep)
     here += 1
+    _end_with(sweep)
     try:
         with state.alone(sweep.lock_file(wanted), lambda: is_over(sweep)):
             return Job(sweep, wanted).done()
@@ -68,9 +70,32 @@ def run_point(composed: DictConfig, sweep: Sweep) -> float:
 
 def is_over(sweep: Sweep) -> bool:
     """Whether somebody stopped the sweep, or the process that asked for it is gone."""
-    if sweep.stop_file.exists():
+    return sweep.stop_file.exists() or is_gone(sweep)
+
+
+def is_gone(sweep: Sweep) -> bool:
+    """Whether the process that asked for the sweep has ended; unknown, so False, elsewhere."""
+    if sweep.host != socket.gethostname():
+        return False
+    try:
+        return psutil.Process(sweep.pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
-    return sweep.host == socket.gethostname() and not psutil.pid_exists(sweep.pid)
+
+
+def _end_with(sweep: Sweep) -> None:
+    """End a launcher's worker soon after the sweep: it may wait long for points that never come."""
+    global _watching
+    if _watching or os.getpid() == sweep.pid:
+        return
+    _watching = True
+
+    def look() -> None:
+        while here or not is_gone(sweep):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 class Job:

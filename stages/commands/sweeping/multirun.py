@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -221,7 +223,14 @@ def _plain_errors(words: Sequence[str]) -> Iterator[None]:
             "Hydra cannot make this sweep",
             where="the command line or conf/sweep",
             found=text,
-            fix=f"if the extra `{absent}` of pyproject.toml is not installed, install it"
+            fix=f"the extra `{absent}`: {_install(absent)}"
             if absent
             else "see `python -m stages sweep --help`",
         ) from error
+
+
+def _install(extra: str) -> str:
+    """The line that installs an extra of pyproject.toml beside what the lock brought."""
+    project = tomllib.loads((paths.here() / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = project["project"]["optional-dependencies"][extra]
+    return f"python -m pip install {' '.join(shlex.quote(need) for need in needed)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from stages.compose import composition
 from stages.compose.applied import is_mathematics
 from stages.core.fingerprint import fingerprint
 
-LONGEST_VALUE = 24
+LONGEST_WORD, LONGEST_NUMBER = 24, 10
 NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 
 
@@ -122,21 +123,30 @@ def _word(value: str) -> str:
 
     Two values never give the same word: where characters go, a fingerprint of the value comes.
     """
-    word = re.sub(r"^-", "m", _short_number(value))
-    word = re.sub(r"(?<=\d)\.(?=\d)", "_", word)
-    if re.fullmatch(r"[A-Za-z0-9_-]+", word) and len(word) <= LONGEST_VALUE:
+    number = _number(value)
+    text = value if number is None else _short(number, value)
+    word = re.sub(r"(?<=\d)\.(?=\d)", "_", re.sub(r"^-", "m", text))
+    longest = LONGEST_WORD if number is None else LONGEST_NUMBER
+    if re.fullmatch(r"[A-Za-z0-9_-]+", word) and len(word) <= longest:
         return word
-    plain = re.sub(r"[^A-Za-z0-9]+", "_", word).strip("_")[:LONGEST_VALUE].rstrip("_")
+    if number is not None:
+        rounded = f"{number:.3g}"
+        word = _short(float(rounded), rounded)
+    plain = re.sub(r"[^A-Za-z0-9-]+", "_", word).strip("_-")[:LONGEST_WORD].rstrip("_-")
     return "-".join(part for part in (plain, fingerprint(value)[:4]) if part)
 
 
-def _short_number(value: str) -> str:
-    """Small numbers with an exponent, as people write rates: `0.0003` → `3e-4`."""
+def _number(value: str) -> float | None:
     try:
         number = float(value)
     except ValueError:
-        return value
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _short(number: float, text: str) -> str:
+    """Small numbers with an exponent, as people write rates: `0.0003` → `3e-4`."""
     if not 0 < abs(number) <= 0.01:
-        return value
+        return text
     digits, exponent = f"{number:.15e}".split("e")
     return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
