@@ -15,6 +15,8 @@ from stages.core import schema
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
+    """No waiting for the disk."""
+    monkeypatch.setattr("stages.core.files.sync", lambda path: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -269,7 +271,7 @@ def test_an_adapter_that_adds_nothing_is_equal_to_its_base(tmp_path, capfd):
     assert exported == tuned == alone
 
 
-def test_long_rows_are_cut_after_some_targets_and_valid_serves_where_test_is_empty(tmp_path):
+def test_long_rows_are_cut_and_valid_serves_where_test_is_empty(tmp_path, monkeypatch):
     from export_workspace import write_examples
 
     from stages.commands.exporting import rows as chosen
@@ -282,6 +284,10 @@ def test_long_rows_are_cut_after_some_targets_and_valid_serves_where_test_is_emp
     assert len(found) == chosen.MOST_ROWS
     assert {len(row.tokens) for row in found} == {40, 3 + chosen.TOKENS_AFTER_PROMPT}
     assert all(row.targets[0] == 3 and row.targets[-1] == len(row.tokens) - 1 for row in found)
+    monkeypatch.setattr(chosen, "LONG", 50)
+    assert {len(row.tokens) for row in chosen.choose()[1]} == {40}
+    monkeypatch.setattr(chosen, "LONG", 30)
+    assert len(chosen.choose()[1]) == chosen.MOST_ROWS
 
 
 def test_drift_by_hand():
