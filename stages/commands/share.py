@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stages.commands.sharing import dvc, git, store, tracked
+from stages.commands.sweeping import experiments
 from stages.core import console, entry, paths
 from stages.core.errors import RunFailed, UserError, listed
 
@@ -25,14 +26,14 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
-def share(root: Path, remote: str, place: str | None, experiments: Sequence[str]) -> None:
+def share(root: Path, remote: str, place: str | None, names: Sequence[str]) -> None:
     """Push everything that a clone needs to run nothing again.
 
     Args:
         root: The project's folder.
         remote: git's remote.
         place: Names (or moves) the store first.
-        experiments: Names of experiments to push.
+        names: Of experiments to push.
 
     Raises:
         UserError: Something would be missing in a clone, a secret would be shared, or there is no
@@ -43,13 +44,13 @@ def share(root: Path, remote: str, place: str | None, experiments: Sequence[str]
     if place:
         store.name_for_all(root, place)
     found = store.require(root)
+    require_experiments(root, found, names)
     dvc.run("push", "--run-cache", "--remote", found.name, cwd=root)
     console.say(f"{found.url}: outputs and run cache are there")
     _push_commits(root, remote)
-    if experiments:
-        words = ["exp", "push", "--run-cache", "--remote", found.name, remote, *experiments]
-        dvc.run(*words, cwd=root)
-        console.say(f"{remote}: {', '.join(experiments)}; a colleague pulls with `dvc exp pull`")
+    if names:
+        dvc.run("exp", "push", "--run-cache", "--remote", found.name, remote, *names, cwd=root)
+        console.say(f"{remote}: {', '.join(names)}; a colleague pulls with `dvc exp pull`")
     console.say("a colleague: git clone, then `make join`")
 
 
@@ -79,6 +80,28 @@ def require_shareable(root: Path, remote: str) -> None:
             expected=", ".join((git.asked("remote", cwd=root) or "none").split()),
             fix=f"git remote add {remote} ADDRESS",
         )
+
+
+def require_experiments(root: Path, found: store.Store, names: Sequence[str]) -> None:
+    """Refuse experiments that DVC could not push: it reads the store from their own commits.
+
+    Raises:
+        UserError: There is no such experiment, or it is older than the store.
+    """
+    known = experiments.names(root)
+    for name in names:
+        if name not in known:
+            raise UserError(
+                "There is no such experiment", found=name, expected=listed(sorted(known))
+            )
+        settings = git.asked("show", f"{known[name][-1]}:{store.CONFIG}", cwd=root) or ""
+        if store.default(settings) != found.name:
+            raise UserError(
+                "An experiment is older than the store, so DVC cannot push it",
+                found=name,
+                expected=f"{store.CONFIG} with the store {found.name} in its commit",
+                fix=f"dvc exp remove {name}, then make it again: training comes out of DVC's cache",
+            )
 
 
 def _push_commits(root: Path, remote: str) -> None:

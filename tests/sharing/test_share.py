@@ -153,31 +153,32 @@ def test_what_a_clone_would_lack_or_must_not_see_is_refused(fresh, spoil, told):
 
 
 @pytest.mark.slow
-def test_a_swept_point_travels(fresh):
+def test_a_swept_point_travels_and_is_not_run_again(fresh):
+    line = ("-m", "train.learning_rate=1e-2,1e-3", "train.num_layers=8")
     share(fresh.one, "--store", str(fresh.store))
-    small.sweep(fresh.one, "-m", "train.learning_rate=1e-2,1e-3", "train.num_layers=8")
+    small.sweep(fresh.one, *line)
     done = share(fresh.one, "learning_rate-1e-2")
     assert "dvc exp pull" in done.output
     two = fresh.clone("two")
     assert "shared experiments: learning_rate-1e-2;" in join(two).output
     two.run("dvc", "exp", "pull", "--run-cache", "origin", "learning_rate-1e-2")
+    done = small.sweep(two, *line)
+    assert "learning_rate=0.01: train" not in done.output
+    assert "learning_rate=0.001: train" in done.output
     two.run("dvc", "exp", "apply", "learning_rate-1e-2")
     assert two.json("reports/evaluate/metrics.json")["tuned"]["loss"] == pytest.approx(2.7)
     assert two.repro("--pull").stages == []
 
 
 @pytest.mark.slow
-def test_a_colleague_s_points_are_not_run_again(fresh):
-    line = ("-m", "train.learning_rate=1e-2,1e-3", "train.num_layers=8")
-    share(fresh.one, "--store", str(fresh.store))
-    small.sweep(fresh.one, *line)
-    share(fresh.one, "learning_rate-1e-2")
-    two = fresh.clone("two")
-    join(two)
-    two.run("dvc", "exp", "pull", "--run-cache", "origin", "learning_rate-1e-2")
-    done = small.sweep(two, *line)
-    assert "learning_rate=0.01: train" not in done.output
-    assert "learning_rate=0.001: train" in done.output
+def test_an_experiment_that_is_older_than_the_store_is_refused(fresh):
+    fresh.one.experiment("train.seed=1", name="old")
+    fresh.one.run("git", "checkout", "-q", ".")
+    done = share(fresh.one, "--store", str(fresh.store), "old", check=False)
+    assert done.status == 2
+    assert "dvc exp remove old" in done.output
+    unknown = share(fresh.one, "odl", check=False)
+    assert (unknown.status, "There is no such experiment" in unknown.output) == (2, True)
 
 
 @pytest.mark.slow

@@ -54,6 +54,13 @@ def read(root: Path) -> Store | None:
     return Store(name, url) if url else None
 
 
+def default(text: str) -> str | None:
+    """The default remote that the text of a settings file names."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(text)
+    return parser.get("core", "remote", fallback=None)
+
+
 def require(root: Path) -> Store:
     """The store, reachable where it is a folder.
 
