@@ -22,6 +22,8 @@ class Plan:
         activation_cache: Read the frozen layers' output from disk.
         compiled: Use mx.compile for the micro-step.
         cache_limit_gb: Memory the allocator may keep, or None for MLX's own limit.
+        memory_limit_gb: During a step MLX waits for operations under way before it takes more than
+            this; None: it runs ahead. A step that needs more than that still gets it.
         predicted_peak_gb, predicted_seconds: Per update; None where nothing was measured.
     """
 
@@ -35,6 +37,7 @@ class Plan:
     activation_cache: bool = False
     compiled: bool = False
     cache_limit_gb: float | None = None
+    memory_limit_gb: float | None = None
     predicted_peak_gb: float | None = None
     predicted_seconds: float | None = None
 

@@ -36,6 +36,7 @@ from stages.core.loss import (
 )
 from stages.core.memory.attention import blocked
 from stages.core.memory.recompute import chosen_layers, recompute, recomputing
+from stages.core.memory.throttle import throttled
 from stages.core.plan import Plan
 from stages.core.trainable import Attached
 
@@ -130,7 +131,7 @@ class Step:
         self.model.eval()
         row, position = np.nonzero(micro.mask_BT)
         inputs = self._inputs(micro, 1, boundary)
-        with blocked(self.plan.attention_block):
+        with throttled(self.plan.memory_limit_gb), blocked(self.plan.attention_block):
             if self.staged is None:
                 logits_NV = self._logits(inputs)
                 loss_N = cross_entropy(logits_NV, inputs["labels_N"])
@@ -298,11 +299,11 @@ class Step:
 
     @contextmanager
     def _settings_in_force(self) -> Iterator[None]:
-        """Recomputation and attention blocks as planned, around one whole evaluation."""
+        """Recomputation, attention blocks and memory limit as planned, around one evaluation."""
         layers = layer_list(self.model) if self.plan.recompute else []
         trained = range(self.attached.cut, len(layers))
         chosen = chosen_layers(trained, self.plan.recompute, self.plan.recompute_place)
-        with blocked(self.plan.attention_block):
+        with throttled(self.plan.memory_limit_gb), blocked(self.plan.attention_block):
             if self.staged is None:
                 with recomputing([layers[i] for i in chosen]):
                     yield

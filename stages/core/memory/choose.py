@@ -17,7 +17,7 @@ from stages.core.device import Device
 from stages.core.manifest import Manifest
 from stages.core.memory import agenda, candidates, refusal, rule
 from stages.core.memory.budget import Budget, budget
-from stages.core.memory.candidates import Candidate, Case
+from stages.core.memory.candidates import RESERVE, Candidate, Case
 from stages.core.memory.fit import Model
 from stages.core.memory.points import Point, Way
 from stages.core.memory.survey import Survey, Surveyor
@@ -117,7 +117,7 @@ def choose(
     plan = replace(
         best.plan,
         cache_limit_gb=cache_limit_gb(settings, best, limit),
-        predicted_peak_gb=best.step / 1e9,
+        predicted_peak_gb=(chooser.measured(best) or best.step) / 1e9,
         predicted_seconds=best.seconds,
     )
     return Choice(
@@ -196,7 +196,12 @@ class Chooser:
         are measured apart, the step is run without them, in the child that has freed them.
         """
         way = replace(found.way, cached=found.way.cached or self.model.cached)
-        return Point("whole", *found.worst, loss_chunk=found.plan.loss_chunk, way=way)
+        limit_gb = found.plan.memory_limit_gb or 0.0
+        if limit_gb and way != found.way:
+            rest = self.model.survey.rest
+            limit_gb -= (rest.resting(False) - rest.resting(True)) / 1e9
+        chunk = found.plan.loss_chunk
+        return Point("whole", *found.worst, loss_chunk=chunk, way=way, limit_gb=limit_gb)
 
     def _measure(self, ways: list[Way]) -> None:
         """Measure these ways; from the whole model where activations can't be stored."""
@@ -242,9 +247,9 @@ class Chooser:
 
     def _fits(self, found: Candidate) -> bool:
         fixed = self.case.settings.memory.cache_limit_gb
-        needed = found.bytes
-        if fixed != "auto":
-            needed = max(found.start, found.step + float(fixed) * 1e9)
+        step = self.measured(found) or found.step
+        cache = RESERVE * found.transient if fixed == "auto" else float(fixed) * 1e9
+        needed = max(found.start, step + cache)
         return needed <= self.case.limit.bytes and not self._died(found)
 
     def _died(self, found: Candidate) -> bool:

@@ -118,6 +118,8 @@ class Model:
         self._head = Head(survey.of("head"))
         self._corrections = {}
         for reading in survey.of("whole"):
+            if reading.point.limit_gb:
+                continue
             way, shape = self._base(reading.point.way)[0], shape_of(reading.point)
             predicted = self._phases(way, shape, reading.point.loss_chunk)
             self._corrections[way] = reading.peak / max(1.0, predicted)

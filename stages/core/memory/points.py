@@ -73,6 +73,7 @@ class Point:
             `attention` rows and width.
         loss_chunk: Targets per piece of the loss; 0: one piece.
         way: How the layers are computed.
+        limit_gb: `Plan.memory_limit_gb` of a `whole` step; 0: none.
     """
 
     kind: str
@@ -81,6 +82,7 @@ class Point:
     targets: int = 1
     loss_chunk: int = 0
     way: Way = field(default_factory=Way)
+    limit_gb: float = 0.0
 
     def plan(self) -> Plan:
         """A plan under which a micro-batch of this shape is one step."""
@@ -93,6 +95,7 @@ class Point:
             loss_chunk=self.loss_chunk,
             attention_block=self.way.attention_block,
             compiled=self.way.compiled,
+            memory_limit_gb=self.limit_gb or None,
         )
 
     def record(self) -> dict[str, Any]:

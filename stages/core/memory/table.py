@@ -103,6 +103,8 @@ def facts(choice: Choice) -> dict[str, str]:
         "time": f"{chosen.seconds:.2f} s an update, {choice.case.work.updates} updates"
         + (f", once {chosen.start_seconds:.0f} s" if chosen.start_seconds else ""),
     }
+    if plan.memory_limit_gb is not None:
+        found["kept from running ahead"] = f"MLX waits above {plan.memory_limit_gb:.3f} GB"
     if rest.recurrent:
         found["recurrent layers"] = _recurrent(choice.model, chosen)
     return found

@@ -4,7 +4,7 @@ Each trained layer keeps `KEPT` bytes per token, and `SCORES` per token and key;
 `INPUT` per token. The backward pass works on one layer at a time: on attention, with `WORKS` per
 token and key and `ASIDE` per token, or on all else, with `OTHERS` per token. The loss takes
 `LOGITS` per target of a piece and `BESIDE` per target. A token costs 1 ms, recomputation a third
-more, a step `ONCE` seconds on top.
+more, a step `ONCE` seconds on top. Kept from running ahead it needs `HELD_BACK` of its memory.
 """
 
 from dataclasses import replace
@@ -24,6 +24,7 @@ KEPT, SCORES, INPUT = 40_000, 40, 2_300
 OTHERS, WORKS, ASIDE = 60_000, 300, 9_000
 LOGITS, BESIDE = 1_500_000, 9_000
 UPDATES, ONCE = 12, 0.1
+HELD_BACK = 0.7
 REST = Rest(
     whole=540_000_000,
     above=230_000_000,
@@ -110,7 +111,11 @@ def read(point):
         return Reading(point, WORKS * tokens * keys + held, held, 1e-4 * tokens)
     if point.kind == "whole":
         shape = Shape(point.rows, point.width, point.targets)
-        return Reading(point, int(peak(way, shape, point.loss_chunk)), 0, seconds)
+        found = peak(way, shape, point.loss_chunk)
+        if point.limit_gb:
+            allowed = point.limit_gb * 1e9 - REST.resting(way.cached)
+            found = min(found, max(HELD_BACK * found, allowed))
+        return Reading(point, int(found), 0, seconds)
     if point.kind == "head":
         return Reading(point, head(point.targets, point.loss_chunk), 0, 1e-4 * point.targets)
     if point.kind == "frozen":

@@ -121,6 +121,19 @@ def test_a_refusal_has_the_numbers(paper):
     assert paper.choose(needed + 0.01, activation_cache="on").plan
 
 
+def test_below_all_other_plans_mlx_may_not_run_ahead(paper):
+    ample = paper.choose(2, whole_table=True, activation_cache="off").all
+    assert all(found.plan.memory_limit_gb is None for found in ample)
+    smallest = min(ample, key=lambda found: found.bytes)
+    rest = smallest.step - smallest.transient
+    choice = paper.choose((rest + 0.9 * smallest.transient) / 1e9, activation_cache="off")
+    assert choice.plan.memory_limit_gb < choice.budget.gb
+    assert choice.measured_worst <= choice.budget.bytes
+    assert choice.chosen.seconds > smallest.seconds
+    with pytest.raises(UserError, match="No plan fits"):
+        paper.choose((rest + 0.65 * smallest.transient) / 1e9, activation_cache="off")
+
+
 def test_the_share_of_targets_beyond_a_shorter_cap_is_counted(paper):
     lengths = [100] * 90 + [512] * 10
     with pytest.raises(UserError) as caught:
