@@ -34,7 +34,7 @@ STRETCH = 32
 CHECK_WIDTH = 48
 ONE_PIECE = 256
 """Targets of a loss in one piece."""
-PIECES, MORE_PIECES = 4, 12
+PIECES, MORE_PIECES = 4, 8
 """Pieces of the loss that keep MLX's queue full, and many more: what each leaves behind."""
 SMALL_CHUNK = 16
 
@@ -122,11 +122,9 @@ def layers(manifest: Manifest, longest: int, kind: str, way: Way) -> list[Point]
     if not way.attention_block:
         return [_layers(rows, width, way) for rows, width in shapes]
     large = shapes[-1][1]
-    picked = [(1, large // 2, large // 16), (1, large, large // 16), (1, large, large - 1)]
-    picked.append((2, large // 2, large // 4))
+    picked = [(large // 2, large // 16), (large, large // 16), (large, large - 1)]
     return [
-        _layers(rows, width, replace(way, attention_block=max(1, block)))
-        for rows, width, block in picked
+        _layers(1, width, replace(way, attention_block=max(1, block))) for width, block in picked
     ]
 
 
