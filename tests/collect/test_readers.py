@@ -157,7 +157,7 @@ def test_compressed_files_are_read(run, write):
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:-20]),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999, mtime=0)[:-20]),
         ("a.jsonl.gz", b"no gzip at all"),
         ("a.jsonl.zst", b"no zstd at all"),
         ("a.parquet", b"PAR1 but nothing else"),
@@ -165,6 +165,7 @@ def test_compressed_files_are_read(run, write):
         ("a.jsonl", '{"text": "a"}'.encode("utf-16")),
         ("a.csv", "text\na\n".encode("utf-16")),
     ],
+    ids=["torn gzip", "gzip", "zstd", "parquet", "empty parquet", "jsonl", "csv"],
 )
 def test_a_damaged_file_is_named_without_a_traceback(run, write, name, data):
     with pytest.raises(UserError) as caught:

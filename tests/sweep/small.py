@@ -79,6 +79,12 @@ def states(project: Project) -> dict[str, dict]:
     return {one["label"]: one for one in found}
 
 
+def ran(project: Project, since: float) -> set[str]:
+    """Labels of the points that DVC ran (not found done) since a time, by the age of their logs."""
+    logs = {label: Path(one["log"]) for label, one in states(project).items()}
+    return {label for label, log in logs.items() if log.exists() and log.stat().st_mtime >= since}
+
+
 def workspaces(project: Project) -> list[Path]:
     """Temporary workspaces that were not removed."""
     return list((project.folder / ".dvc/tmp/exps/standalone").glob("tmp*"))
