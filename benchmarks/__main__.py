@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks import data, figures, turns, workspace
 from benchmarks.machine import REPOSITORY
-from stages.core import console, device, entry
+from stages.core import console, entry
+from stages.core.machine import device
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec import OURS, Spec, from_text
-from stages.core import console, device, entry, files
+from stages.core import console, entry, files
+from stages.core.machine import device
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,7 +30,7 @@ def measured(spec: Spec) -> dict[str, Any]:
     console.say(chosen.line())
     from benchmarks import ours, theirs
     from benchmarks import subject as subjects
-    from stages.core.guard import perturbed_adapters
+    from stages.core.layers.guard import perturbed_adapters
 
     settings = subjects.settings_of(spec)
     if spec.side != OURS:

@@ -25,9 +25,10 @@ import psutil
 from omegaconf import OmegaConf
 
 from benchmarks import machine
-from stages.core import console, files, models, tables
-from stages.core.schema import Settings, Tokenize
-from stages.core.tokenizers import load_tokenizer
+from stages.core import console, files, tables
+from stages.core.config.schema import Settings, Tokenize
+from stages.core.model import models
+from stages.core.model.tokenizers import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("collect", "model", "tokenize", "split", "validate")

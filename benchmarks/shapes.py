@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from stages.core.manifest import Manifest, Source
+from stages.core.model.manifest import Manifest, Source
 
 _QWEN3 = {
     "model_type": "qwen3",

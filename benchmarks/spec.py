@@ -26,7 +26,7 @@ class Spec:
         dtype: Of a random model.
         grad_checkpoint: mlx-lm's flag.
         planned: Ours under the plan that the planner chooses.
-        plan: Ours: fields of stages.core.plan.Plan that differ from equal rows and nothing else.
+        plan: Ours: fields of a Plan that differ from equal rows and nothing else.
         kind: `run.device`.
     """
 

@@ -9,13 +9,15 @@ from mlx import nn
 
 from benchmarks import shapes
 from benchmarks.spec import Spec
-from stages.core import batching, models, schema
-from stages.core.device import Device
-from stages.core.manifest import Manifest, read_manifest
+from stages.core.config import schema
+from stages.core.machine.device import Device
 from stages.core.memory import rule
-from stages.core.plan import Plan
+from stages.core.memory.plan import Plan
+from stages.core.model import models
+from stages.core.model.manifest import Manifest, read_manifest
+from stages.core.model.trainable import Attached, attach
 from stages.core.tables import Examples, read_examples
-from stages.core.trainable import Attached, attach
+from stages.core.update import batching
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Subject:
 def settings_of(spec: Spec) -> schema.Settings:
     """The settings of a run: the workspace's model, and what the spec says."""
     if spec.shape is None:
-        from stages.core.settings import load_settings
+        from stages.core.config.settings import load_settings
 
         settings = load_settings()
     else:

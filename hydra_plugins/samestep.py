@@ -5,6 +5,6 @@ Hydra imports every module below `hydra_plugins/`, for `dvc exp run -S` just as 
 
 from hydra.core.config_store import ConfigStore
 
-from stages.core.schema import Settings
+from stages.core.config.schema import Settings
 
 ConfigStore.instance().store(name="schema", node=Settings, provider="samestep")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stages.core import console
-from stages.core.settings import nearest
+from stages.core.config.settings import nearest
 
 COMMANDS = Path(__file__).parent / "commands"
 USAGE = "usage: python -m stages <command> [arguments]   (<command> --help tells more)"

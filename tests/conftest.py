@@ -5,7 +5,7 @@ Tests run side by side, and threads that wait for each other cost five times the
 
 import os
 
-from stages.core import device
+from stages.core.machine import device
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 device.load_blas()

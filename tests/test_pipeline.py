@@ -143,7 +143,11 @@ def test_no_stage_reads_a_setting_that_dvc_yaml_does_not_track(project):
 
 
 def test_an_edit_of_code_that_changes_no_result_runs_nothing(project):
-    for name in ("stages/core/console.py", "stages/core/plan.py", "stages/commands/doctor.py"):
+    for name in (
+        "stages/core/console.py",
+        "stages/core/memory/plan.py",
+        "stages/commands/doctor.py",
+    ):
         file = project.folder / name
         file.write_text(file.read_text() + "# a comment\n")
     (project.folder / "stages/train/__pycache__").mkdir(exist_ok=True)

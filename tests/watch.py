@@ -10,7 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from stages.core import entry, schema
+from stages.core import entry
+from stages.core.config import schema
 
 ROOT = Path.cwd()
 NO_RESULT = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["samestep"]["no-result"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stages.collect.collect import collect
 from stages.core import entry, files
-from stages.core.settings import Settings
+from stages.core.config.settings import Settings
 
 
 def run(settings: Settings) -> None:

@@ -13,9 +13,9 @@ from stages.collect import copies, docstrings, forms, gather, hub, report, sourc
 from stages.collect.gather import Gathered
 from stages.collect.sources import Source
 from stages.core import console, paths
+from stages.core.config.schema import Data
+from stages.core.config.settings import nearest
 from stages.core.errors import UserError
-from stages.core.schema import Data
-from stages.core.settings import nearest
 from stages.core.tables import SPLITS
 
 

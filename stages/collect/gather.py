@@ -26,7 +26,8 @@ from stages.collect import forms, readers
 from stages.collect.blocks import Block
 from stages.collect.rows import Normalized, Note, normalize
 from stages.collect.sources import Source
-from stages.core import console, parent
+from stages.core import console
+from stages.core.machine import parent
 from stages.core.tables import RAW, ROWS_PER_GROUP, SPLITS, batches, writing
 
 BYTES_WORTH_WORKERS = 24_000_000

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.core import console, device, entry, models
-from stages.core.settings import Settings, load_settings
-from stages.core.tokenizers import read_template
+from stages.core import console, entry
+from stages.core.config.settings import Settings, load_settings
+from stages.core.machine import device
+from stages.core.model import models
+from stages.core.model.tokenizers import read_template
 
 ADAPTERS = Path("adapters")
 HELP = "q ends, r starts over"
@@ -59,7 +61,7 @@ def _load(settings: Settings, options: argparse.Namespace) -> tuple[Any, Any]:
     """The model in evaluation mode, and mlx-lm's tokenizer for generating."""
     from mlx_lm.utils import load_tokenizer
 
-    from stages.core import adapters
+    from stages.core.update import adapters
 
     manifest = models.read_manifest()
     folder = models.folder(manifest, settings.model)

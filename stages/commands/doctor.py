@@ -17,8 +17,10 @@ import psutil
 from packaging.requirements import Requirement
 
 from stages.commands import clean_cache
-from stages.core import console, device, entry, files, paths, settings
+from stages.core import console, entry, files, paths
+from stages.core.config import settings
 from stages.core.errors import UserError
+from stages.core.machine import device
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
 LITTLE_SPACE_GB = 5.0

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.core import console, device, entry, files
+from stages.core import console, entry, files
+from stages.core.config.settings import load_settings
 from stages.core.errors import UserError
-from stages.core.settings import load_settings
+from stages.core.machine import device
 
 if TYPE_CHECKING:
     from stages.commands.exporting.subject import Subject
@@ -116,7 +117,7 @@ def _adapter(subject: Subject, folder: Path, text: str, options: argparse.Namesp
     from mlx_lm.tuner.utils import load_adapters
 
     from stages.commands.exporting import card, drift
-    from stages.core import adapters
+    from stages.core.update import adapters
 
     for name in (adapters.CONFIG, adapters.WEIGHTS):
         shutil.copyfile(subject.adapters / name, folder / name)
@@ -129,7 +130,7 @@ def _adapter(subject: Subject, folder: Path, text: str, options: argparse.Namesp
 
 def _fused(subject: Subject, folder: Path, text: str, options: argparse.Namespace) -> None:
     from stages.commands.exporting import card, drift, fused
-    from stages.core import models
+    from stages.core.model import models
 
     fused.write(subject, folder, options.bits, options.dtype)
     card.write(folder, card.for_fused(text))

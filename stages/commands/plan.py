@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.core import console, device, entry, paths, tables
-from stages.core.manifest import read_manifest
+from stages.core import console, entry, paths, tables
+from stages.core.config.settings import load_settings
+from stages.core.machine import device
 from stages.core.memory import chart, table
 from stages.core.memory.choose import Choice, choose
-from stages.core.settings import load_settings
+from stages.core.model.manifest import read_manifest
 
 EXAMPLES = Path("data/examples")
 

@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.core import console, device, entry, files, paths
-from stages.core.settings import Settings, load_settings
+from stages.core import console, entry, files, paths
+from stages.core.config.settings import Settings, load_settings
+from stages.core.machine import device
 
 if TYPE_CHECKING:
     from stages.commands.proving.finding import Finding

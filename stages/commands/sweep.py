@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stages.core import console, entry, paths
 from stages.core.errors import RunFailed
-from stages.core.lock import locked
+from stages.core.machine.lock import locked
 
 if TYPE_CHECKING:
     from stages.commands.sweeping.multirun import Plan

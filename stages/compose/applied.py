@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.compose import composition
-from stages.core import schema
+from stages.core.config import schema
 from stages.core.errors import UserError
 
 Values = dict[str, Any]

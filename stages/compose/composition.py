@@ -17,9 +17,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from stages.core import settings
+from stages.core.config import settings
+from stages.core.config.schema import Settings
 from stages.core.errors import UserError
-from stages.core.schema import Settings
 
 CONFIG = "config"
 
@@ -55,7 +55,7 @@ def check(values: DictConfig, where: str) -> None:
     """Check keys, types and ranges of a composition.
 
     Raises:
-        UserError: As `stages.core.settings.load_settings`.
+        UserError: As `stages.core.config.settings.load_settings`.
     """
     # Plain values: a composition carries the schema's types, and merging those lets `+key=` pass.
     plain = OmegaConf.create(OmegaConf.to_container(values))

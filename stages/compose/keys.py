@@ -10,7 +10,7 @@ import textwrap
 
 from omegaconf import DictConfig, OmegaConf
 
-from stages.core import schema, settings
+from stages.core.config import schema, settings
 
 WIDTH = 100
 
@@ -19,7 +19,7 @@ def listing() -> str:
     """One paragraph per key: `key=default`, then what it means."""
     defaults = OmegaConf.structured(schema.Settings)
     meanings = _meanings()
-    lines = ["keys and their defaults in stages/core/schema.py (conf/ sets some of them):"]
+    lines = ["keys and their defaults in stages/core/config/schema.py (conf/ sets some of them):"]
     for key in settings.known_keys():
         value = OmegaConf.select(defaults, key)
         if isinstance(value, DictConfig) and len(value):

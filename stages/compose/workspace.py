@@ -9,7 +9,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from stages.compose import applied, composition, experiment, record
-from stages.core import console, files, settings
+from stages.core import console, files
+from stages.core.config import settings
 from stages.core.errors import UserError
 
 PARAMS = settings.PARAMS

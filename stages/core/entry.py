@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from stages.core import console, files, paths
+from stages.core.config.settings import Settings, load_settings
 from stages.core.errors import UserError
-from stages.core.settings import Settings, load_settings
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stages.core import entry
-from stages.core.settings import Settings
+from stages.core.config.settings import Settings
 
 
 def run(settings: Settings) -> None:
     """Score the test (or valid) split and write reports/evaluate/."""
-    from stages.core import device
+    from stages.core.machine import device
 
     machine = device.prepare(settings.run.device, measure=True)
     from stages.evaluate import work

@@ -18,14 +18,15 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from stages.core import adapters, schema
 from stages.core.activations.reader import Activations
-from stages.core.adapters import Attached
-from stages.core.batching import MicroBatch
+from stages.core.config import schema
 from stages.core.errors import RunFailed, listed
-from stages.core.layers import UnsupportedModel, swapped_parameters
-from stages.core.plan import Plan
-from stages.core.step import Step, TargetLosses
+from stages.core.layers.staged import UnsupportedModel, swapped_parameters
+from stages.core.memory.plan import Plan
+from stages.core.update import adapters
+from stages.core.update.adapters import Attached
+from stages.core.update.batching import MicroBatch
+from stages.core.update.step import Step, TargetLosses
 
 TOLERANCE = 1e-5
 COARSE_TOLERANCE = 2e-2

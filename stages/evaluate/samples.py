@@ -16,8 +16,8 @@ import numpy as np
 from mlx import nn
 from mlx_lm.generate import generate_step
 
-from stages.core import batching
 from stages.core.tables import Examples
+from stages.core.update import batching
 from stages.evaluate.losses import Pair
 from stages.evaluate.records import Record, shortened
 from stages.evaluate.scores import score

@@ -14,16 +14,18 @@ import mlx.core as mx
 import numpy as np
 import pyarrow.parquet as pq
 
-from stages.core import batching, console, files, models, tables
+from stages.core import console, files, tables
 from stages.core.activations.prepare import Source, prepare
-from stages.core.device import Device
+from stages.core.config.settings import Settings
 from stages.core.errors import UserError
-from stages.core.manifest import Manifest, read_manifest
+from stages.core.machine.device import Device
+from stages.core.memory.plan import Plan
 from stages.core.memory.rule import by_rule
-from stages.core.plan import Plan
-from stages.core.settings import Settings
+from stages.core.model import models
+from stages.core.model.manifest import Manifest, read_manifest
+from stages.core.model.tokenizers import load_tokenizer
 from stages.core.tables import Examples
-from stages.core.tokenizers import load_tokenizer
+from stages.core.update import batching
 from stages.evaluate import records, samples, scores, summary
 from stages.evaluate.losses import Pair, open_pair
 from stages.evaluate.metrics import metrics

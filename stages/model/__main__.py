@@ -2,9 +2,11 @@
 
 import sys
 
-from stages.core import console, device, entry, files, models
-from stages.core.manifest import MANIFEST
-from stages.core.settings import Settings
+from stages.core import console, entry, files
+from stages.core.config.settings import Settings
+from stages.core.machine import device
+from stages.core.model import models
+from stages.core.model.manifest import MANIFEST
 
 
 def run(settings: Settings) -> None:

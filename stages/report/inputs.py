@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from stages.core import files, paths
-from stages.core.settings import Settings
+from stages.core.config.settings import Settings
 
 REPORTS = Path("reports")
 STAGES = {

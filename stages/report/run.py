@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stages.core import schema, settings
+from stages.core.config import schema, settings
 from stages.core.fingerprint import fingerprint
 from stages.report import words
 from stages.report.html import Markup, facts, join, table, tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stages.core import entry, files
-from stages.core.settings import Settings
+from stages.core.config.settings import Settings
 
 
 def run(settings: Settings) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from stages.core import console, tables
+from stages.core.config.schema import Split
 from stages.core.errors import UserError
-from stages.core.schema import Split
 from stages.split.pieces import POLICIES, Row
 from stages.split.tally import Tally
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from stages.core.schema import Split
+from stages.core.config.schema import Split
 
 if TYPE_CHECKING:
     from stages.split.stream import Batch, Pieces

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from stages.core import console, files, tables
+from stages.core.config.schema import Split
 from stages.core.errors import UserError
-from stages.core.schema import Split
 from stages.split.stream import split_table
 from stages.split.tally import Tally
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from stages.core import entry, files
-from stages.core.settings import Settings
+from stages.core.config.settings import Settings
 
 
 def run(settings: Settings) -> None:
     """Read `data/raw/` and `data/model.json`; write `data/tokens/`, `reports/tokenize.json`."""
-    from stages.core import models
-    from stages.core.tokenizers import load_tokenizer
+    from stages.core.model import models
+    from stages.core.model.tokenizers import load_tokenizer
     from stages.tokenize.work import tokenize
 
     files.remove_leftovers(Path("data"))

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from stages.core.schema import Tokenize
+from stages.core.config.schema import Tokenize
 from stages.tokenize import layout
 from stages.tokenize.answers import Answer
 from stages.tokenize.layout import Layout

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.core import console, files, paths, tables
+from stages.core.config.schema import Tokenize
 from stages.core.errors import UserError
-from stages.core.schema import Tokenize
 from stages.tokenize.rows import Renderer
 from stages.tokenize.stream import Fault, Tokenizing
 from stages.tokenize.tags import Tags

@@ -23,10 +23,11 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from stages.core import console, files, tensors
+from stages.core import console, files
 from stages.core.errors import UserError
-from stages.core.plan import Plan, from_record
-from stages.core.step import Step
+from stages.core.memory.plan import Plan, from_record
+from stages.core.model import tensors
+from stages.core.update.step import Step
 from stages.train import optimizer
 from stages.train.state import TrainState
 

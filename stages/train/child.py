@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stages.core import console, device
-from stages.core.lock import locked
-from stages.core.settings import Settings
+from stages.core import console
+from stages.core.config.settings import Settings
+from stages.core.machine import device
+from stages.core.machine.lock import locked
 from stages.train.identity import checkpoints, run_fingerprint
 from stages.train.stopping import Stop
 

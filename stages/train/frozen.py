@@ -11,12 +11,12 @@ from stages.core import console
 from stages.core.activations.handover import hand_over
 from stages.core.activations.prepare import Source, prepare
 from stages.core.activations.reader import Activations
-from stages.core.batching import MicroBatch
-from stages.core.device import Device
-from stages.core.manifest import Manifest
-from stages.core.settings import Settings
-from stages.core.step import Step
+from stages.core.config.settings import Settings
+from stages.core.machine.device import Device
+from stages.core.model.manifest import Manifest
 from stages.core.tables import Examples
+from stages.core.update.batching import MicroBatch
+from stages.core.update.step import Step
 from stages.train.stopping import Stop
 
 

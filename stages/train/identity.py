@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.core import files, paths
-from stages.core.device import ENGINE
+from stages.core.config.settings import Settings
 from stages.core.errors import UserError
 from stages.core.fingerprint import fingerprint
-from stages.core.manifest import MANIFEST
-from stages.core.settings import Settings
+from stages.core.machine.device import ENGINE
+from stages.core.model.manifest import MANIFEST
 
 EXAMPLES = Path("data/examples")
 TRAIN, VALID = EXAMPLES / "train.parquet", EXAMPLES / "valid.parquet"

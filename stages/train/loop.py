@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stages.core import batching, console, noise, schema
+from stages.core import console
 from stages.core.activations.reader import Activations
-from stages.core.measure import memory_now, phase
-from stages.core.schedule import Rates
-from stages.core.step import Gradient, Step, zero_gradient
+from stages.core.config import schema
+from stages.core.machine.measure import memory_now, phase
 from stages.core.tables import Examples
+from stages.core.update import batching, noise
+from stages.core.update.schedule import Rates
+from stages.core.update.step import Gradient, Step, zero_gradient
 from stages.train import optimizer
 from stages.train.checkpoint import Store
 from stages.train.state import Best, TrainState

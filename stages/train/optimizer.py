@@ -11,10 +11,10 @@ import mlx.optimizers as optim
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-from stages.core import schema
+from stages.core.config import schema
+from stages.core.config.settings import nearest
 from stages.core.errors import UserError
-from stages.core.settings import nearest
-from stages.core.step import Gradient, global_norm
+from stages.core.update.step import Gradient, global_norm
 
 CLASSES: Mapping[str, type[optim.Optimizer]] = {
     "adam": optim.Adam,

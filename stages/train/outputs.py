@@ -9,11 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from stages.core import adapters, console, files
-from stages.core.device import Device
-from stages.core.manifest import Manifest
+from stages.core import console, files
+from stages.core.machine.device import Device
+from stages.core.model.manifest import Manifest
+from stages.core.model.trainable import trained
 from stages.core.tables import Examples
-from stages.core.trainable import trained
+from stages.core.update import adapters
 from stages.train.loop import Job, NotFiniteError
 from stages.train.state import TrainState
 

@@ -8,19 +8,21 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from stages.core import adapters, batching, console, files, models, schedule
+from stages.core import console, files
 from stages.core.activations.reader import Activations
-from stages.core.device import Device
+from stages.core.config.settings import Settings
 from stages.core.entry import Stopped
 from stages.core.errors import RunFailed, UserError
-from stages.core.manifest import read_manifest
+from stages.core.machine.device import Device
 from stages.core.memory.choose import choose
+from stages.core.memory.plan import Plan
 from stages.core.memory.rule import by_rule
-from stages.core.plan import Plan
-from stages.core.settings import Settings
-from stages.core.step import Step
+from stages.core.model import models
+from stages.core.model.manifest import read_manifest
+from stages.core.model.trainable import attach
 from stages.core.tables import Examples, read_examples
-from stages.core.trainable import attach
+from stages.core.update import adapters, batching, schedule
+from stages.core.update.step import Step
 from stages.train import frozen, loop, optimizer, outputs, tracking
 from stages.train.checkpoint import Saved, Store, bytes_on_disk
 from stages.train.identity import TRAIN, VALID

@@ -13,8 +13,8 @@ import sys
 import time
 from types import FrameType
 
-from stages.core import parent
 from stages.core.entry import Stopped
+from stages.core.machine import parent
 
 GRACE_S = 1.0
 """Time to write a checkpoint after the parent is gone; a big one is lost, the last one stays."""

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from stages.core import files, parent
+from stages.core import files
+from stages.core.config.settings import Settings
 from stages.core.errors import RunFailed, UserError
-from stages.core.lock import locked
-from stages.core.settings import Settings
+from stages.core.machine import parent
+from stages.core.machine.lock import locked
 from stages.train.identity import checkpoints, run_fingerprint
 
 VALIDATED = Path("reports/validate.json")

@@ -13,9 +13,9 @@ from typing import Any
 from mlx_lm.tuner import callbacks
 
 from stages.core import console, paths
+from stages.core.config.schema import MATHEMATICS
+from stages.core.config.settings import Settings, as_dict, nearest
 from stages.core.errors import UserError
-from stages.core.schema import MATHEMATICS
-from stages.core.settings import Settings, as_dict, nearest
 from stages.train.history import History, Rows
 
 TRAIN = {"loss": "train_loss"}

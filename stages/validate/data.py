@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stages.core.schema import Settings
+from stages.core.config.schema import Settings
 from stages.core.tables import SPLITS
 from stages.validate.check import ERROR, WARNING, Check, places
 from stages.validate.facts import Facts

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.core import files, tables
-from stages.core.manifest import Manifest, read_manifest
+from stages.core.model.manifest import Manifest, read_manifest
 
 
 @dataclass(frozen=True)

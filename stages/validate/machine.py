@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stages.core import files
-from stages.core.manifest import Manifest
-from stages.core.schema import Settings
+from stages.core.config.schema import Settings
+from stages.core.model.manifest import Manifest
 from stages.validate.check import ERROR, WARNING, Check
 
 SLOTS = {"adam": 2, "adamw": 2, "sgd": 1, "muon": 1, "adafactor": 1}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stages.core.config.schema import Settings
+from stages.core.config.settings import nearest
 from stages.core.errors import listed
-from stages.core.schema import Settings
-from stages.core.settings import nearest
 from stages.validate.check import ERROR, WARNING, Check
 from stages.validate.facts import Facts
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stages.core import device
-from stages.core.manifest import Manifest
+from stages.core.machine import device
+from stages.core.model.manifest import Manifest
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stages.core.batching import updates_in_run, updates_per_epoch
+from stages.core.config.schema import Settings
+from stages.core.config.settings import nearest
 from stages.core.errors import UserError
-from stages.core.schedule import warmup_updates
-from stages.core.schema import Settings
-from stages.core.settings import nearest
+from stages.core.update.batching import updates_in_run, updates_per_epoch
+from stages.core.update.schedule import warmup_updates
 from stages.validate.check import ERROR, WARNING, Check
 from stages.validate.facts import Facts
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.core import console, files, paths
+from stages.core.config.schema import Settings
 from stages.core.errors import UserError
-from stages.core.schema import Settings
 from stages.validate import data, machine, model, run
 from stages.validate.check import ERROR, WARNING, Check
 from stages.validate.facts import Facts, read_facts

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.collect.collect import collect
-from stages.core.schema import Data, Shares
+from stages.core.config.schema import Data, Shares
 
 SPLITS = ("train", "valid", "test")
 

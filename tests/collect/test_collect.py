@@ -15,8 +15,8 @@ import pytest
 from stages.collect import collect as stage
 from stages.collect import gather, report, rows
 from stages.collect.forms import Rules
+from stages.core.config.schema import Data, Shares
 from stages.core.errors import UserError
-from stages.core.schema import Data, Shares
 from stages.core.tables import RAW
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,7 +285,7 @@ import json, resource, sys
 from pathlib import Path
 from stages.collect import gather
 from stages.collect.collect import collect
-from stages.core.schema import Data
+from stages.core.config.schema import Data
 gather.BYTES_WORTH_WORKERS = 10**12
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 Path("out").mkdir()

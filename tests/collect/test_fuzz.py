@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from stages.collect import collect as stage
 from stages.collect import forms
 from stages.core import console, files
+from stages.core.config.schema import Data, Shares
 from stages.core.errors import UserError
-from stages.core.schema import Data, Shares
 
 NAMES = ("a.jsonl", "a.json", "a.csv", "a.tsv", "a.jsonl.gz", "a.json.zst", "a.parquet")
 KINDS = ("a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "chats.parquet")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stages.collect.collect import collect
+from stages.core.config.schema import Data, Shares
 from stages.core.errors import UserError
-from stages.core.schema import Data, Shares
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT.parent / "shared" / "files"

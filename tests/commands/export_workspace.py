@@ -11,7 +11,10 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.utils import load_model, save_config, save_model
 
-from stages.core import adapters, files, models, schema, tables
+from stages.core import files, tables
+from stages.core.config import schema
+from stages.core.model import models
+from stages.core.update import adapters
 
 TINY = schema.Model(repo="builtin:tiny", dtype="float32")
 CARD = """---

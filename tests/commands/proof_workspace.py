@@ -11,7 +11,9 @@ from mlx import nn
 from mlx.utils import tree_map
 from mlx_lm.utils import save_model
 
-from stages.core import files, models, schema, tables, tiny
+from stages.core import files, tables
+from stages.core.config import schema
+from stages.core.model import models, tiny
 
 VOCABULARY = tiny.VOCABULARY
 BASE = {

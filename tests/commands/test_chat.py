@@ -10,7 +10,10 @@ import pytest
 from mlx_lm import generate, load
 
 from stages.commands import chat
-from stages.core import adapters, files, models, schema
+from stages.core import files
+from stages.core.config import schema
+from stages.core.model import models
+from stages.core.update import adapters
 
 TINY = schema.Model(repo="builtin:tiny", dtype="float32")
 TRAIN = schema.Train(num_layers=2, updates=5)

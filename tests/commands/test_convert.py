@@ -16,7 +16,9 @@ from omegaconf import OmegaConf
 from stages.commands import convert
 from stages.commands.converting import given
 from stages.compose import composition
-from stages.core import adapters, models, schedule, schema, settings
+from stages.core.config import schema, settings
+from stages.core.model import models
+from stages.core.update import adapters, schedule
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared/files"

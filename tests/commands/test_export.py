@@ -10,7 +10,7 @@ from export_workspace import CARD, TINY, logits, loss, make, quantized, rows
 from safetensors.numpy import load_file
 
 from stages.commands import export
-from stages.core import schema
+from stages.core.config import schema
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,12 @@ from mlx_lm.tuner.trainer import default_loss
 
 from stages.commands import prove
 from stages.commands.proving import choice, finding, gradients, reference, runs, trial
-from stages.core import batching, device, settings
+from stages.core.config import settings
 from stages.core.errors import UserError
-from stages.core.step import Step
+from stages.core.machine import device
 from stages.core.tables import Examples
+from stages.core.update import batching
+from stages.core.update.step import Step
 from stages.train import optimizer
 
 

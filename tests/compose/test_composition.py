@@ -52,7 +52,7 @@ def test_every_choice_of_every_group_composes_or_says_what_it_needs(project):
 
 
 def test_the_presets_of_sweeps_name_keys_that_exist(project):
-    from stages.core.settings import known_keys
+    from stages.core.config.settings import known_keys
 
     for file in (project / "conf" / "sweep").glob("*.yaml"):
         params = yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]

@@ -1,7 +1,7 @@
 """The listing of `--help` names every key with its meaning."""
 
 from stages.compose import keys
-from stages.core.settings import known_keys
+from stages.core.config.settings import known_keys
 
 
 def test_every_value_is_listed_with_its_default():

@@ -90,7 +90,7 @@ def work(names: Sequence[str]) -> None:
     """Examine architectures in this process, printing a line before and after each."""
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    from stages.core import device
+    from stages.core.machine import device
 
     device.load_blas()
     import signal

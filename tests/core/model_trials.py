@@ -12,18 +12,19 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from stages.core import batching, schema
 from stages.core.activations.handover import hand_over
 from stages.core.activations.prepare import Source, prepare
+from stages.core.config import schema
 from stages.core.errors import UserError
-from stages.core.guard import perturbed_adapters
-from stages.core.layers import UnsupportedModel, layer_list
-from stages.core.loss import plain_loss
+from stages.core.layers.guard import perturbed_adapters
+from stages.core.layers.staged import UnsupportedModel, layer_list
 from stages.core.memory.attention import blocked
-from stages.core.plan import Plan
-from stages.core.step import Step, global_norm
+from stages.core.memory.plan import Plan
+from stages.core.model.trainable import Attached, attach, layer_keys
 from stages.core.tables import Examples
-from stages.core.trainable import Attached, attach, layer_keys
+from stages.core.update import batching
+from stages.core.update.loss import plain_loss
+from stages.core.update.step import Step, global_norm
 from tests.core import model_configs
 
 LENGTHS = (12, 9, 10)  # longer than the sliding windows of 8

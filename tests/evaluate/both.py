@@ -7,8 +7,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
-from stages.core.batching import MicroBatch
-from stages.core.plan import Plan
+from stages.core.memory.plan import Plan
+from stages.core.update.batching import MicroBatch
 from tests.core.small_models import VOCABULARY, build
 
 PLAN = Plan(batch_size=4, batch_tokens=4096, widths=(16, 32), loss_chunk=7)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from stages.core.errors import RunFailed, UserError
-from stages.core.layers import StagedModel
+from stages.core.layers.staged import StagedModel
 from stages.evaluate.losses import open_pair
 from tests.core.small_models import build
 from tests.evaluate.both import (

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from stages.core import schema
 from stages.core.activations.prepare import Source, prepare
+from stages.core.config import schema
 from stages.core.tables import Examples
 from stages.evaluate.losses import open_pair
 from tests.core.small_models import build

@@ -3,8 +3,8 @@ import pyarrow as pa
 import pytest
 
 from stages.core import tables
-from stages.core.step import TargetLosses
 from stages.core.tables import RAW, Examples
+from stages.core.update.step import TargetLosses
 from stages.evaluate.losses import Scored
 from stages.evaluate.metrics import metrics
 from stages.evaluate.tally import ROWS, Tally, class_name, classes, row_table

@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from mlx_lm import load
 
-from stages.core import device, tables
+from stages.core import tables
 from stages.core.errors import UserError
-from stages.core.tokenizers import load_tokenizer
+from stages.core.machine import device
+from stages.core.model.tokenizers import load_tokenizer
 from stages.evaluate import work
 from tests.evaluate import workspace
 from tests.evaluate.both import from_logits

@@ -7,8 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pyarrow as pa
 
-from stages.core import adapters, files, models, schema, tables
-from stages.core.tokenizers import load_tokenizer
+from stages.core import files, tables
+from stages.core.config import schema
+from stages.core.model import models
+from stages.core.model.tokenizers import load_tokenizer
+from stages.core.update import adapters
 
 TINY = schema.Model(repo="builtin:tiny", dtype="float32")
 CHATS = [

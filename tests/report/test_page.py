@@ -7,7 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from stages.commands.proving.finding import Finding
-from stages.core import schema
+from stages.core.config import schema
 from stages.core.errors import UserError
 from stages.report import inputs, page, run
 from tests.report import example

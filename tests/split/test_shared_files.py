@@ -7,7 +7,7 @@ import pytest
 
 from stages.collect.collect import collect
 from stages.core import tables
-from stages.core.schema import Data, Shares, Split, Tokenize
+from stages.core.config.schema import Data, Shares, Split, Tokenize
 from stages.split.work import split
 from stages.tokenize.work import tokenize
 from tests.tokenize import smollm2

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.core import tables
+from stages.core.config.schema import Split
 from stages.core.errors import UserError
-from stages.core.schema import Split
 from stages.split import picture
 from stages.split.work import split
 

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from stages.commands.sweeping.points import Sweep, point, short
-from stages.core.schema import Settings
+from stages.core.config.schema import Settings
 
 
 def made(*overrides, swept=(), prefix=""):

@@ -6,7 +6,8 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from stages.core import tables, tiny
+from stages.core import tables
+from stages.core.model import tiny
 
 SPECIAL = [
     "<|start|>",

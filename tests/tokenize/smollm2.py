@@ -7,8 +7,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from stages.core import vocabulary
-from stages.core.tokenizers import load_tokenizer
+from stages.core.model import vocabulary
+from stages.core.model.tokenizers import load_tokenizer
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import json
 import pytest
 from mlx_lm.tuner.datasets import ChatDataset, CompletionsDataset, TextDataset
 
-from stages.core.schema import Tokenize
+from stages.core.config.schema import Tokenize
 from stages.tokenize.encode import assemble, encode_texts
 from stages.tokenize.rows import Renderer
 from stages.tokenize.template import load_template

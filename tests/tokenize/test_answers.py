@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stages.core.schema import Tokenize
+from stages.core.config.schema import Tokenize
 from stages.tokenize import tally
 from stages.tokenize.encode import assemble, encode_texts
 from stages.tokenize.rows import Renderer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from stages.core.schema import Tokenize
+from stages.core.config.schema import Tokenize
 from stages.tokenize.encode import assemble, encode_texts
 from stages.tokenize.rows import Rendered, Renderer
 from stages.tokenize.template import load_template

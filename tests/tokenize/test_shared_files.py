@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stages.collect.collect import collect
+from stages.core.config.schema import Data, Shares, Tokenize
 from stages.core.errors import UserError
-from stages.core.schema import Data, Shares, Tokenize
 from stages.tokenize.work import tokenize
 from tests.tokenize import smollm2
 from tests.tokenize.chats import read_tokens

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from stages.core.config.schema import Tokenize
 from stages.core.errors import UserError
-from stages.core.schema import Tokenize
 from stages.tokenize.tally import length_summary
 from stages.tokenize.work import spans, tokenize
 from tests.tokenize import chats

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 from small_models import VOCABULARY, build
 
-from stages.core import batching, schedule, schema
-from stages.core.plan import Plan
-from stages.core.step import Step
+from stages.core.config import schema
+from stages.core.memory.plan import Plan
+from stages.core.model.trainable import attach
 from stages.core.tables import Examples
-from stages.core.trainable import attach
+from stages.core.update import batching, schedule
+from stages.core.update.step import Step
 from stages.train import loop, optimizer
 from stages.train.checkpoint import Store
 from stages.train.state import TrainState

@@ -15,9 +15,10 @@ from mlx_lm.tuner import trainer
 from mlx_lm.tuner.utils import build_schedule
 from small_models import build
 
-from stages.core import batching, schema
-from stages.core.plan import Plan
-from stages.core.trainable import attach
+from stages.core.config import schema
+from stages.core.memory.plan import Plan
+from stages.core.model.trainable import attach
+from stages.core.update import batching
 from stages.train import loop, optimizer
 
 TOKENS, EFFECTIVE, UPDATES = 33, 8, 6

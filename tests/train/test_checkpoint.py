@@ -8,7 +8,8 @@ import pytest
 from jobs import make, random_examples
 from mlx.utils import tree_flatten
 
-from stages.core import files, schema
+from stages.core import files
+from stages.core.config import schema
 from stages.train import loop, session
 from stages.train.checkpoint import Store, bytes_on_disk
 

@@ -6,8 +6,8 @@ import pytest
 from train_workspace import TRAIN, make, settings
 
 from stages.core import files
+from stages.core.config.settings import load_settings
 from stages.core.errors import UserError
-from stages.core.settings import load_settings
 from stages.train.identity import checkpoints, run_fingerprint
 
 

@@ -7,7 +7,7 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from stages.core import schema
+from stages.core.config import schema
 from stages.core.errors import UserError
 from stages.train import optimizer
 

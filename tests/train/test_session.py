@@ -9,7 +9,7 @@ from jobs import PLAN, random_examples
 from processes import once
 from train_workspace import make, settings
 
-from stages.core.device import Device
+from stages.core.machine.device import Device
 from stages.train import session
 
 CPU = Device(kind="cpu", name="x", blas="x", threads=1, gflops=0.0, versions={})

@@ -8,7 +8,7 @@ import pytest
 from processes import once
 from train_workspace import checkpoints, make, results, settings
 
-from stages.core import batching
+from stages.core.update import batching
 
 LENGTHS = [20, 30, 15, 50, 44, 9, 33, 27, 60, 12]
 TRAIN = {"updates": 9, "updates_per_eval": 4, "schedule": {"name": "linear", "end": 1e-4}}
@@ -48,8 +48,9 @@ def test_the_contracts_files_are_there(whole):
 def test_mlx_lm_reads_the_adapter(whole):
     from mlx_lm.tuner.utils import load_adapters
 
-    from stages.core import models, schema
-    from stages.core.manifest import read_manifest
+    from stages.core.config import schema
+    from stages.core.model import models
+    from stages.core.model.manifest import read_manifest
 
     folder, _ = whole
     model = schema.Model(repo="builtin:tiny")

@@ -11,11 +11,11 @@ import train_workspace
 from jobs import PLAN, column, make, random_examples
 from processes import once
 
-from stages.core import schema
 from stages.core.activations.handover import hand_over
 from stages.core.activations.prepare import Source, prepare
-from stages.core.batching import micro_batches
-from stages.core.trainable import trained
+from stages.core.config import schema
+from stages.core.model.trainable import trained
+from stages.core.update.batching import micro_batches
 from stages.train import loop
 
 LENGTHS = [20, 31, 9, 60, 12, 44, 33, 25, 18, 50]

@@ -14,8 +14,9 @@ from mlx_lm.tuner import callbacks
 from processes import once
 from train_workspace import make, settings
 
-from stages.core import adapters, schema
+from stages.core.config import schema
 from stages.core.errors import UserError
+from stages.core.update import adapters
 from stages.train import loop, tracking
 
 FAKE = """

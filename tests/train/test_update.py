@@ -11,9 +11,10 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from small_models import build
 
-from stages.core import batching, schema
+from stages.core.config import schema
 from stages.core.entry import Stopped
-from stages.core.plan import Plan
+from stages.core.memory.plan import Plan
+from stages.core.update import batching
 from stages.train import loop, optimizer, outputs
 
 LENGTHS = [20, 31, 9, 60, 12, 44, 33, 25, 18, 50]

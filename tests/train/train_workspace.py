@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from stages.core import files, schema, tables
+from stages.core import files, tables
+from stages.core.config import schema
 
 REPOSITORY = Path(__file__).parents[2]
 VOCABULARY = 250
@@ -60,7 +61,7 @@ def write_examples(path, lengths, draw):
 
 def write_manifest(folder):
     """data/model.json of the tiny model, whose weights lie in the repository's own cache."""
-    from stages.core import models
+    from stages.core.model import models
 
     manifest = models.build_manifest(schema.Model(repo="builtin:tiny"))
     files.write_json(folder / "data/model.json", manifest.record())

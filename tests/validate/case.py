@@ -6,8 +6,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from stages.core import tables
-from stages.core.manifest import Manifest, Source
-from stages.core.schema import Settings
+from stages.core.config.schema import Settings
+from stages.core.model.manifest import Manifest, Source
 
 KEYS = ["self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"]
 MANIFEST = Manifest(

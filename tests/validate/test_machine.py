@@ -6,8 +6,10 @@ from pathlib import Path
 import mlx.optimizers as optimizers
 import pytest
 
-from stages.core import files, models, schema, trainable
+from stages.core import files
+from stages.core.config import schema
 from stages.core.errors import UserError
+from stages.core.model import models, trainable
 from stages.validate import machine, products
 from stages.validate.run import OPTIMIZER_KEYS
 from tests.validate import case

@@ -15,9 +15,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from stages.commands.converting.conversion import word
-from stages.core import settings
+from stages.core.config import settings
+from stages.core.config.settings import nearest
 from stages.core.errors import UserError
-from stages.core.settings import nearest
 
 VERSION = "0.32.2"
 DEFAULTS: dict[str, Any] = {

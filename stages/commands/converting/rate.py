@@ -4,7 +4,7 @@ mlx-lm counts in optimizer steps; people who accumulate write iterations, and re
 at the end of the run. Here iterations are divided by the accumulation steps, as `iters` is.
 
 A schedule of D updates after a warm-up of W ends at update D + 1 (+ W + 1), see
-`stages.core.schedule`. One that is longer than the run is kept by `train.stop_at_update`.
+`stages.core.update.schedule`. One that is longer than the run is kept by `train.stop_at_update`.
 """
 
 from __future__ import annotations

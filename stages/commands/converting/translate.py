@@ -17,9 +17,9 @@ from stages.commands.converting.given import (
     Given,
     wrong,
 )
-from stages.core.checks import CHOICES
+from stages.core.config.checks import CHOICES
+from stages.core.config.settings import nearest
 from stages.core.errors import UserError
-from stages.core.settings import nearest
 
 
 def translate(

@@ -14,9 +14,11 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 
 from stages.commands.exporting.subject import Subject
-from stages.core import adapters, architecture, files, sources
+from stages.core import files
 from stages.core.errors import UserError, listed
-from stages.core.tokenizers import read_template
+from stages.core.model import architecture, sources
+from stages.core.model.tokenizers import read_template
+from stages.core.update import adapters
 
 OWN = ("config.json", "model.safetensors.index.json")
 """Files of the base that are written anew, besides the weights."""

@@ -25,8 +25,10 @@ from mlx_lm.tuner.lora import LoRALinear
 from stages.commands.exporting import rows
 from stages.commands.exporting.rows import Seen
 from stages.commands.exporting.subject import Subject
-from stages.core import adapters, files, tensors
+from stages.core import files
 from stages.core.errors import UserError, listed
+from stages.core.model import tensors
+from stages.core.update import adapters
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 
 from stages.core import tables
 from stages.core.errors import UserError
-from stages.core.loss import cross_entropy
+from stages.core.update.loss import cross_entropy
 
 MOST_ROWS = 8
 LOGITS_PER_ROW = 32

@@ -10,10 +10,12 @@ from mlx import nn
 
 from stages.commands.exporting import rows
 from stages.commands.exporting.rows import Row, Seen
-from stages.core import adapters, console, models
+from stages.core import console
+from stages.core.config.settings import Settings
 from stages.core.errors import UserError
-from stages.core.manifest import MANIFEST, Manifest, read_manifest
-from stages.core.settings import Settings
+from stages.core.model import models
+from stages.core.model.manifest import MANIFEST, Manifest, read_manifest
+from stages.core.update import adapters
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from stages.commands.proving import reference
 from stages.commands.proving.finding import Finding, distance, relative
 from stages.commands.proving.reference import Reference, Whole
 from stages.commands.proving.trial import Trial, checked_step, without_dropout
-from stages.core import batching
 from stages.core.activations import identity
 from stages.core.activations.prepare import Source, prepare
 from stages.core.activations.reader import Activations
-from stages.core.guard import perturbed_adapters
-from stages.core.plan import Plan
-from stages.core.step import SWITCHES, Step
+from stages.core.layers.guard import perturbed_adapters
+from stages.core.memory.plan import Plan
+from stages.core.update import batching
+from stages.core.update.step import SWITCHES, Step
 from stages.train import loop
 
 FLOAT32_TOLERANCE = 1e-5

@@ -18,9 +18,9 @@ import numpy as np
 from mlx import nn
 from mlx_lm.tuner.trainer import default_loss
 
-from stages.core.loss import plain_loss
-from stages.core.step import Gradient
 from stages.core.tables import Examples
+from stages.core.update.loss import plain_loss
+from stages.core.update.step import Gradient
 
 Reference = tuple[float, Gradient]
 """Loss per target, and its gradient."""
@@ -36,7 +36,7 @@ class Whole(NamedTuple):
 def whole(examples: Examples, rows: int, wider: int = 0) -> Whole:
     """The first `rows` examples, padded to the longest of them and `wider` more.
 
-    Made here and not by stages.core.batching, whose work is what is proved.
+    Made here and not by stages.core.update.batching, whose work is what is proved.
     """
     chosen = [examples.example(i) for i in range(rows)]
     width = max(len(tokens) for tokens, _ in chosen) + wider

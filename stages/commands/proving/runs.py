@@ -11,9 +11,10 @@ from mlx.utils import tree_map
 from stages.commands.proving.finding import Finding, distance
 from stages.commands.proving.gradients import WIDER, tolerance
 from stages.commands.proving.trial import Trial, checked_step, without_dropout
-from stages.core import files, schema
-from stages.core.plan import Plan
-from stages.core.trainable import trained
+from stages.core import files
+from stages.core.config import schema
+from stages.core.memory.plan import Plan
+from stages.core.model.trainable import trained
 from stages.train import loop
 from stages.train.checkpoint import MOMENTS, WEIGHTS
 

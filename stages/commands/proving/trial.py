@@ -13,15 +13,17 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from stages.commands.proving import choice
-from stages.core import adapters, batching, models, schedule, schema
-from stages.core.device import Device
-from stages.core.manifest import Manifest, read_manifest
+from stages.core.config import schema
+from stages.core.config.settings import Settings
+from stages.core.machine.device import Device
+from stages.core.memory.plan import Plan
 from stages.core.memory.rule import by_rule
-from stages.core.plan import Plan
-from stages.core.settings import Settings
-from stages.core.step import Step
+from stages.core.model import models
+from stages.core.model.manifest import Manifest, read_manifest
+from stages.core.model.trainable import Attached, attach, trained
 from stages.core.tables import Examples, read_examples
-from stages.core.trainable import Attached, attach, trained
+from stages.core.update import adapters, batching, schedule
+from stages.core.update.step import Step
 from stages.train import loop, optimizer
 from stages.train.checkpoint import Store
 from stages.train.identity import TRAIN, VALID

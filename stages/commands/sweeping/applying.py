@@ -7,7 +7,8 @@ from pathlib import Path
 from stages.commands.sharing import dvc
 from stages.commands.sweeping import checks, experiments
 from stages.compose import workspace
-from stages.core import console, settings
+from stages.core import console
+from stages.core.config import settings
 from stages.core.errors import UserError, listed
 
 

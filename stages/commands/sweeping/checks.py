@@ -8,7 +8,7 @@ from typing import Any
 from stages.commands.sharing import git, tracked
 from stages.commands.sweeping.multirun import Plan
 from stages.compose import applied, composition, record
-from stages.core import settings
+from stages.core.config import settings
 from stages.core.errors import UserError
 
 FILES_OF_SETTINGS = ("tokenize.chat_template", "train.initial_adapters")

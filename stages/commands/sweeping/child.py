@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from stages.core import parent
+from stages.core.machine import parent
 
 
 def main(argv: Sequence[str]) -> int:

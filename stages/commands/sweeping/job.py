@@ -26,7 +26,7 @@ from stages.commands.sweeping import experiments, state
 from stages.commands.sweeping.points import Point, Sweep, point
 from stages.core import files, paths
 from stages.core.errors import UserError
-from stages.core.parent import SECONDS_BETWEEN_LOOKS
+from stages.core.machine.parent import SECONDS_BETWEEN_LOOKS
 
 BUSY = "Unable to acquire lock"
 MOST_TRIES = 40

@@ -29,7 +29,8 @@ from stages.commands.sharing import git, tracked
 from stages.commands.sweeping import experiments, job, points
 from stages.commands.sweeping.points import Point, Sweep
 from stages.compose import composition
-from stages.core import paths, schema
+from stages.core import paths
+from stages.core.config import schema
 from stages.core.errors import UserError
 from stages.core.fingerprint import fingerprint
 

@@ -17,15 +17,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from stages.core import batching, console, files
+from stages.core import console, files
 from stages.core.activations import shards as shard_files
 from stages.core.activations.layout import Layout, to_numpy
 from stages.core.activations.shards import MANIFEST, Shard
 from stages.core.errors import UserError
-from stages.core.layers import StagedModel
+from stages.core.layers.staged import StagedModel
 from stages.core.memory.attention import blocked
-from stages.core.plan import Plan
+from stages.core.memory.plan import Plan
 from stages.core.tables import Examples
+from stages.core.update import batching
 
 MOST_ROWS = 1024
 

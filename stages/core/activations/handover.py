@@ -11,13 +11,13 @@ from mlx import nn
 
 from stages.core import files
 from stages.core.activations.reader import Activations
-from stages.core.batching import MicroBatch
 from stages.core.errors import UserError
 from stages.core.fingerprint import fingerprint
-from stages.core.guard import RelativeErrors, compare
-from stages.core.layers import Boundary, StagedModel, UnsupportedModel, swapped_parameters
-from stages.core.loss import plain_loss
-from stages.core.step import COARSE_TOLERANCE, TOLERANCE, Step
+from stages.core.layers.guard import RelativeErrors, compare
+from stages.core.layers.staged import Boundary, StagedModel, UnsupportedModel, swapped_parameters
+from stages.core.update.batching import MicroBatch
+from stages.core.update.loss import plain_loss
+from stages.core.update.step import COARSE_TOLERANCE, TOLERANCE, Step
 
 CHECKS = "checks.json"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from stages.core import paths
-from stages.core.device import ENGINE
 from stages.core.fingerprint import fingerprint
-from stages.core.manifest import Manifest
+from stages.core.machine.device import ENGINE
+from stages.core.model.manifest import Manifest
 from stages.core.tables import Examples
 
 VERSION = 1

@@ -2,8 +2,9 @@
 
     example of n tokens = for each field: n x (its bytes per token), C order, little-endian
 
-The fields are the arrays of a boundary (stages.core.boundary) without their batch axis: usually
-`hidden` alone. bfloat16, which NumPy does not have, is handled as uint16 with the same bits.
+The fields are the arrays of a boundary (stages.core.layers.boundary) without their batch axis:
+usually `hidden` alone. bfloat16, which NumPy does not have, is handled as uint16 with the same
+bits.
 
 Shapes: B rows, T tokens, others: the axes of an array beside batch and time.
 """
@@ -17,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from stages.core.layers import Boundary, StagedModel
+from stages.core.layers.staged import Boundary, StagedModel
 
 BITS_ONLY = {"bfloat16": "uint16", "bool_": "bool"}
 """mlx's type -> the NumPy type that carries its bits, where the name differs."""

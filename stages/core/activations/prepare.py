@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from stages.core import console, files, paths, schema
+from stages.core import console, files, paths
 from stages.core.activations import build as building
 from stages.core.activations import identity, shards
 from stages.core.activations.build import Build
@@ -16,11 +16,12 @@ from stages.core.activations.layout import layout
 from stages.core.activations.reader import Activations
 from stages.core.activations.shards import Shard
 from stages.core.activations.size import limit_gb, told
+from stages.core.config import schema
 from stages.core.errors import UserError
-from stages.core.layers import StagedModel, UnsupportedModel
-from stages.core.lock import locked
-from stages.core.manifest import Manifest
-from stages.core.plan import Plan
+from stages.core.layers.staged import StagedModel, UnsupportedModel
+from stages.core.machine.lock import locked
+from stages.core.memory.plan import Plan
+from stages.core.model.manifest import Manifest
 from stages.core.tables import Examples
 
 WAIT_S = 7 * 24 * 3600.0

@@ -17,8 +17,8 @@ import numpy as np
 from stages.core.activations.evict import Use
 from stages.core.activations.layout import Layout, to_mlx
 from stages.core.activations.shards import Shard
-from stages.core.batching import MicroBatch
-from stages.core.layers import Boundary
+from stages.core.layers.staged import Boundary
+from stages.core.update.batching import MicroBatch
 
 AHEAD = 2
 """Micro-batches that are read before they are asked for."""

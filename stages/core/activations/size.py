@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from stages.core import batching, files, paths
-from stages.core.manifest import Manifest
-from stages.core.settings import Settings
+from stages.core import files, paths
+from stages.core.config.settings import Settings
+from stages.core.model.manifest import Manifest
+from stages.core.update import batching
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 RESERVE_GB = 1.0

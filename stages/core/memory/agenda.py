@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from stages.core.manifest import Manifest
+from stages.core.config.settings import Settings
 from stages.core.memory.fit import FEW_TARGETS
 from stages.core.memory.points import Point, Way
-from stages.core.settings import Settings
+from stages.core.model.manifest import Manifest
 
 CHUNKS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"cpu": (32, 64, 128), "cuda": (128, 512), "metal": (64, 256)}

@@ -14,17 +14,18 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
-from stages.core import models, schema
 from stages.core.activations.handover import read_and_free_embedding
-from stages.core.batching import MicroBatch
-from stages.core.layers import Boundary, UnsupportedModel
-from stages.core.loss import gathered_loss
+from stages.core.config import schema
+from stages.core.layers.staged import Boundary, UnsupportedModel
 from stages.core.memory.alone import active, attention_alone, settle
 from stages.core.memory.attention import Calls, blocked
 from stages.core.memory.points import Point, Reading, Rest
 from stages.core.memory.recompute import chosen_layers, recomputing_staged
-from stages.core.step import Step
-from stages.core.trainable import attach
+from stages.core.model import models
+from stages.core.model.trainable import attach
+from stages.core.update.batching import MicroBatch
+from stages.core.update.loss import gathered_loss
+from stages.core.update.step import Step
 
 RECURRENT = ("delta", "mamba", "ssm", "recurrent", "rwkv", "linearattention", "lightning")
 """Parts of class names of layers with a state that runs through time."""

@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stages.core import batching, files, paths
+from stages.core import files, paths
 from stages.core.activations import identity, size
-from stages.core.manifest import Manifest
+from stages.core.config.settings import Settings
 from stages.core.memory import agenda
 from stages.core.memory.budget import Budget
 from stages.core.memory.fit import Model, Shape
+from stages.core.memory.plan import Plan
 from stages.core.memory.points import Way, way_of
 from stages.core.memory.rule import recompute_fixed, rows_fixed
 from stages.core.memory.work import Load, Work
-from stages.core.plan import Plan
-from stages.core.settings import Settings
+from stages.core.model.manifest import Manifest
+from stages.core.update import batching
 
 MULTIPLES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Padded tokens of a micro-batch that are tried, as multiples of the longest example."""

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from stages.core.device import Device
-from stages.core.manifest import Manifest
+from stages.core.config.settings import Settings
+from stages.core.machine.device import Device
 from stages.core.memory import agenda, candidates, refusal, rule
 from stages.core.memory.budget import Budget, budget
 from stages.core.memory.candidates import RESERVE, Candidate, Case
 from stages.core.memory.fit import Model
+from stages.core.memory.plan import Plan
 from stages.core.memory.points import Point, Way
 from stages.core.memory.survey import Survey, Surveyor
 from stages.core.memory.work import work
-from stages.core.plan import Plan
-from stages.core.settings import Settings
+from stages.core.model.manifest import Manifest
 from stages.core.tables import Examples
 
 SMALL_MODEL_BYTES = 64e6

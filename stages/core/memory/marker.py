@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stages.core.memory import limits
+from stages.core.memory.plan import Plan
 from stages.core.memory.recovery import Marker
-from stages.core.plan import Plan
 
 
 class StepMarker:

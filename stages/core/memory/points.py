@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stages.core.plan import Plan
+from stages.core.memory.plan import Plan
 
 
 @dataclass(frozen=True, order=True)

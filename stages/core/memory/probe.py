@@ -17,8 +17,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from stages.core import device, parent, schema
+from stages.core.config import schema
 from stages.core.errors import UserError
+from stages.core.machine import device, parent
 from stages.core.memory import recovery
 from stages.core.memory.points import Point, Reading, point_from
 

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
-from stages.core.layers import StagedModel, swapped_parameters
+from stages.core.layers.staged import StagedModel, swapped_parameters
 from stages.core.memory.placement import chosen_layers
 
 __all__ = ["chosen_layers", "recompute", "recomputing", "recomputing_staged"]
@@ -25,9 +25,10 @@ __all__ = ["chosen_layers", "recompute", "recomputing", "recomputing_staged"]
 def recompute(layer: nn.Module, call: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run `call(layer, *args, **kwargs)`, keeping only inputs and outputs for the backward pass.
 
-    A `Runner` of stages.core.layers. Every array among the arguments is an explicit input, since a
-    checkpointed function passes gradients to those only; so are the layer's trained parameters.
-    No gradient passes to integers and booleans. Dropout draws the same noise both times.
+    A `Runner` of stages.core.layers.staged. Every array among the arguments is an explicit input,
+    since a checkpointed function passes gradients to those only; so are the layer's trained
+    parameters. No gradient passes to integers and booleans. Dropout draws the same noise both
+    times.
     """
     arrays = [x for _, x in tree_flatten((args, kwargs)) if isinstance(x, mx.array)]
     trained = dict(tree_flatten(layer.trainable_parameters()))

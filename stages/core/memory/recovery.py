@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from stages.core.plan import Plan
+from stages.core.memory.plan import Plan
 
 TEXTS = (
     "insufficient memory",

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stages.core.config.settings import Settings
 from stages.core.errors import UserError
-from stages.core.manifest import Manifest
 from stages.core.memory.budget import Budget
 from stages.core.memory.candidates import Candidate, Case
 from stages.core.memory.fit import Model, Shape
 from stages.core.memory.work import Work
-from stages.core.settings import Settings
+from stages.core.model.manifest import Manifest
 
 FOUR_BIT = 4.5 / 8
 """Bytes per weight of a 4-bit base with group size 64, scales and biases included."""

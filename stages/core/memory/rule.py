@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.core import batching
 from stages.core.activations import size
-from stages.core.plan import Plan
+from stages.core.memory.plan import Plan
+from stages.core.update import batching
 
 if TYPE_CHECKING:
-    from stages.core.settings import Settings
+    from stages.core.config.settings import Settings
 
 TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 8192, "metal": 4096})
 """Padded tokens of a micro-batch, by device."""

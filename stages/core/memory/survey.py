@@ -13,15 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stages.core import files, models, paths
-from stages.core.device import Device
+from stages.core import files, paths
+from stages.core.config.settings import Settings
 from stages.core.errors import UserError
 from stages.core.fingerprint import fingerprint
-from stages.core.manifest import Manifest
+from stages.core.machine.device import Device
 from stages.core.memory.child import Child
 from stages.core.memory.fit import Survey
 from stages.core.memory.points import Point, Reading, Rest, reading_from, rest_from
-from stages.core.settings import Settings
+from stages.core.model import models
+from stages.core.model.manifest import Manifest
 
 VERSION = 1
 """Raise it when readings of an older version are no longer comparable."""

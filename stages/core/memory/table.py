@@ -10,9 +10,9 @@ from stages.core.memory import candidates
 from stages.core.memory.candidates import Candidate
 from stages.core.memory.choose import Choice
 from stages.core.memory.fit import Model, Shape
+from stages.core.memory.plan import Plan
 from stages.core.memory.points import Way
 from stages.core.memory.refusal import longest_that_fits
-from stages.core.plan import Plan
 
 PIECES = 64
 """Targets per piece of the loss that other settings are compared at, where none is chosen."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.core import batching
+from stages.core.config.settings import Settings
 from stages.core.memory.fit import Shape, stack
+from stages.core.memory.plan import Plan
 from stages.core.memory.rule import rows_per_worker, workers
-from stages.core.plan import Plan
-from stages.core.settings import Settings
 from stages.core.tables import Examples
+from stages.core.update import batching
 
 MOST_VISITS = 20_000
 """Examples that are looked at; longer runs are judged by their start and bounded by width."""

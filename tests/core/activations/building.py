@@ -36,7 +36,7 @@ def prepared(pause=0.0):
 
 
 if __name__ == "__main__":
-    from stages.core import device
+    from stages.core.machine import device
 
     device.load_blas()
     os.chdir(sys.argv[1])

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from stages.core import schema
 from stages.core.activations.prepare import Source
-from stages.core.layers import StagedModel
-from stages.core.plan import Plan
+from stages.core.config import schema
+from stages.core.layers.staged import StagedModel
+from stages.core.memory.plan import Plan
 from stages.core.tables import Examples
 from tests.core.small_models import VOCABULARY, add_lora, build
 

@@ -9,13 +9,16 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from stages.core import batching, files, models, schema
+from stages.core import files
 from stages.core.activations import handover
 from stages.core.activations.prepare import Source, prepare
-from stages.core.layers import UnsupportedModel
-from stages.core.plan import Plan
-from stages.core.step import Step, global_norm
-from stages.core.trainable import attach
+from stages.core.config import schema
+from stages.core.layers.staged import UnsupportedModel
+from stages.core.memory.plan import Plan
+from stages.core.model import models
+from stages.core.model.trainable import attach
+from stages.core.update import batching
+from stages.core.update.step import Step, global_norm
 from tests.core.activations.made import PLAN, examples, manifest
 from tests.core.small_models import _BASE, build
 
@@ -198,7 +201,7 @@ def test_a_model_whose_code_reads_frozen_weights_keeps_them(tmp_path, monkeypatc
     def refuse(self, cut):
         raise UnsupportedModel("its code reads weights of frozen layers: gate")
 
-    monkeypatch.setattr("stages.core.layers.StagedModel.free_below", refuse)
+    monkeypatch.setattr("stages.core.layers.staged.StagedModel.free_below", refuse)
     run = Run(tmp_path / "model", examples())
     assert "reads weights of frozen layers" in run.reason
     run.close()

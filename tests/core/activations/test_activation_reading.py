@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from stages.core import batching, schema
 from stages.core.activations.prepare import prepare
-from stages.core.batching import MicroBatch
-from stages.core.guard import perturbed_adapters
-from stages.core.plan import Plan
-from stages.core.step import Step
-from stages.core.trainable import attach
+from stages.core.config import schema
+from stages.core.layers.guard import perturbed_adapters
+from stages.core.memory.plan import Plan
+from stages.core.model.trainable import attach
+from stages.core.update import batching
+from stages.core.update.batching import MicroBatch
+from stages.core.update.step import Step
 from tests.core.activations.made import PLAN, evaluated, examples, lora_model, source
 from tests.core.small_models import build
 

@@ -7,7 +7,7 @@ import pytest
 
 from stages.core import files
 from stages.core.activations import size
-from stages.core.schema import Settings
+from stages.core.config.schema import Settings
 
 MANIFEST = SimpleNamespace(num_layers=30, hidden_size=576, dtype="float32")
 LENGTHS = np.array([100, 300, 600])

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from stages.core.device import Device
-from stages.core.manifest import Manifest, Source
+from stages.core.config.schema import Settings
+from stages.core.machine.device import Device
 from stages.core.memory.fit import Shape, Survey
 from stages.core.memory.placement import chosen_layers
 from stages.core.memory.points import Reading, Rest
-from stages.core.schema import Settings
+from stages.core.model.manifest import Manifest, Source
 from stages.core.tables import Examples
 
 LAYERS, FROZEN = 8, 22

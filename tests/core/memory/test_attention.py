@@ -7,7 +7,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from small_models import VOCABULARY, add_lora, build
 
-from stages.core.guard import perturbed_adapters
+from stages.core.layers.guard import perturbed_adapters
 from stages.core.memory.attention import attention_in_blocks, blocked
 from stages.core.memory.recompute import recomputing
 

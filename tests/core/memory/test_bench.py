@@ -7,7 +7,7 @@ import pytest
 from mlx.utils import tree_flatten
 from small_models import _BASE, CONFIGS, VOCABULARY, build
 
-from stages.core import schema
+from stages.core.config import schema
 from stages.core.memory.alone import settle
 from stages.core.memory.bench import Bench, is_recurrent
 from stages.core.memory.fit import Model, Shape, Survey

@@ -9,8 +9,8 @@ import pytest
 
 from stages.core.memory import recovery
 from stages.core.memory.marker import StepMarker, left_behind
+from stages.core.memory.plan import Plan
 from stages.core.memory.pressure import Pressure
-from stages.core.plan import Plan
 
 REPOSITORY = Path(__file__).parents[3]
 PLAN = Plan(4, 256, (64,), predicted_peak_gb=2.0)
@@ -31,7 +31,7 @@ def test_a_killed_step_is_told_by_its_note(tmp_path):
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from stages.core.memory.marker import StepMarker\n"
-        "from stages.core.plan import Plan\n"
+        "from stages.core.memory.plan import Plan\n"
         "with StepMarker(Path(sys.argv[1]), Plan(4, 256, (64,), predicted_peak_gb=2.0))"
         ".around(7, 4, 64, active=500_000_000):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -83,10 +83,10 @@ def test_the_blas_can_still_be_loaded_when_the_command_starts():
 def test_mlx_lms_own_way_is_a_preset():
     from omegaconf import OmegaConf
 
-    from stages.core.settings import to_settings
+    from stages.core.config.settings import to_settings
 
     preset = OmegaConf.load(REPOSITORY / "conf/memory/mlx_lm.yaml")
-    from stages.core.schema import Settings
+    from stages.core.config.schema import Settings
 
     made = OmegaConf.merge(
         OmegaConf.structured(Settings),

@@ -7,8 +7,8 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from small_models import VOCABULARY, add_lora, build
 
-from stages.core.guard import perturbed_adapters
-from stages.core.layers import StagedModel
+from stages.core.layers.guard import perturbed_adapters
+from stages.core.layers.staged import StagedModel
 from stages.core.memory.recompute import chosen_layers, recompute, recomputing
 
 KINDS = ["llama", "llama_4bit", "qwen3_moe", "qwen3_5", "gemma3_text", "gemma4_text", "gpt_oss"]

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from stages.core.memory import recovery
+from stages.core.memory.plan import Plan
 from stages.core.memory.recovery import Marker
-from stages.core.plan import Plan
 
 GB = 10**9
 NEAR = Marker(update=7, rows=4, width=512, needed_bytes=9 * GB, limit_bytes=10 * GB)

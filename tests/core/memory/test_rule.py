@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stages.core.config.schema import Settings
 from stages.core.memory import rule
-from stages.core.schema import Settings
 
 MANIFEST = SimpleNamespace(vocab_size=49152, num_layers=30, hidden_size=576, dtype="float32")
 LENGTHS = np.array([10, 20, 33, 47, 100, 250, 384, 384, 5, 64])

@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stages.core import device, models, schema
+from stages.core.config import schema
+from stages.core.config.schema import Settings
 from stages.core.errors import UserError
+from stages.core.machine import device
 from stages.core.memory.child import Child
 from stages.core.memory.fit import Model, Shape
 from stages.core.memory.points import Point, Way, reading_from
 from stages.core.memory.survey import Surveyor
-from stages.core.schema import Settings
-from stages.core.trainable import attach
+from stages.core.model import models
+from stages.core.model.trainable import attach
 
 CACHED = Way(cached=True)
 FEW = [

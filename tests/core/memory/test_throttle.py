@@ -8,12 +8,12 @@ import pytest
 from mlx.utils import tree_flatten
 from small_models import VOCABULARY, build
 
-from stages.core import schema
-from stages.core.batching import MicroBatch
+from stages.core.config import schema
+from stages.core.memory.plan import Plan
 from stages.core.memory.throttle import throttled
-from stages.core.plan import Plan
-from stages.core.step import Step
-from stages.core.trainable import attach
+from stages.core.model.trainable import attach
+from stages.core.update.batching import MicroBatch
+from stages.core.update.step import Step
 
 
 def test_the_limit_is_set_and_put_back():

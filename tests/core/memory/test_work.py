@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from machines import examples, settings
 
-from stages.core import batching
 from stages.core.memory import work as module
 from stages.core.memory.fit import Shape
+from stages.core.memory.plan import Plan
 from stages.core.memory.work import work
-from stages.core.plan import Plan
+from stages.core.update import batching
 
 LENGTHS = np.random.default_rng(0).integers(5, 300, size=40)
 

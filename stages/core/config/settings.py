@@ -1,0 +1,219 @@
+"""The settings of a run: params.yaml, then `local.yaml`, then `key=value` of the command line.
+
+params.yaml is what compose (or `dvc exp run -S`) wrote. local.yaml and the command line may set
+`memory.*` and `run.*` only: what belongs to this machine never changes the mathematics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from stages.core import paths
+from stages.core.config import schema
+from stages.core.config.checks import problems
+from stages.core.config.schema import Settings
+from stages.core.errors import UserError
+
+__all__ = [
+    "Settings",
+    "as_dict",
+    "known_keys",
+    "load_settings",
+    "nearest",
+    "parse",
+    "schema_error",
+    "to_settings",
+]
+
+PARAMS = "params.yaml"
+
+
+def load_settings(folder: Path | None = None, overrides: Sequence[str] = ()) -> Settings:
+    """Merge the settings of one run and check every value.
+
+    Args:
+        folder: Where params.yaml lies; default: the current directory.
+        overrides: `memory.*` and `run.*` as `key=value`, strongest.
+
+    Raises:
+        UserError: A file is missing or no YAML, a key is unknown (the nearest is named), a type is
+            wrong, or a value is out of range (all such values at once).
+    """
+    file = (folder or paths.here()) / PARAMS
+    if not file.exists():
+        raise UserError(
+            "There is no params.yaml here",
+            where=str(file),
+            fix="run from the project's root; `python -m stages.compose` writes params.yaml",
+        )
+    layers = [(PARAMS, parse(file))]
+    local = paths.local_settings()
+    if local.exists():
+        layers.append((local.name, machine_only(parse(local), local.name)))
+    layers.append(("the command line", machine_only(from_dotlist(overrides), "the command line")))
+    merged = OmegaConf.structured(Settings)
+    for where, layer in layers:
+        merged = merge(merged, layer, where)
+    return to_settings(merged)
+
+
+def parse(file: Path) -> DictConfig:
+    """Read a settings file as OmegaConf does (`1e-5` is a number there).
+
+    Raises:
+        UserError: It is no YAML, or no mapping.
+    """
+    try:
+        loaded = OmegaConf.load(file)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError("A settings file cannot be read", where=str(file), found=error) from error
+    if not isinstance(loaded, DictConfig):
+        raise UserError(
+            "A settings file holds no keys", where=str(file), expected="`group:` with keys below"
+        )
+    return loaded
+
+
+def from_dotlist(overrides: Sequence[str]) -> DictConfig:
+    """Turn `key=value` words into a nested mapping, values read as YAML.
+
+    Raises:
+        UserError: A word has no `=`.
+    """
+    for word in overrides:
+        if not re.match(r"^[a-z_][\w.]*=", word):
+            raise UserError(
+                "An argument is not understood",
+                where="the command line",
+                found=word,
+                expected="memory.<key>=<value> or run.<key>=<value>",
+            )
+    return OmegaConf.from_dotlist(list(overrides))
+
+
+def machine_only(layer: DictConfig, where: str) -> DictConfig:
+    """Refuse mathematics where only machine settings belong.
+
+    Raises:
+        UserError: The layer sets a key outside `memory` and `run`.
+    """
+    for group in layer:
+        if group not in schema.MACHINE:
+            known = str(group) in schema.GROUPS
+            raise UserError(
+                f"{where} may set memory.* and run.* only",
+                where=where,
+                found=str(group),
+                expected="memory or run",
+                fix="edit conf/ (or `dvc exp run -S`): it is part of the run's identity"
+                if known
+                else f"nearest known group: {nearest(str(group), schema.MACHINE)}",
+            )
+    return layer
+
+
+def merge(base: DictConfig, layer: DictConfig, where: str) -> DictConfig:
+    """Merge one layer strictly on the schema.
+
+    Raises:
+        UserError: Unknown key (nearest named), wrong type, or `???` in place of a value.
+    """
+    missing = OmegaConf.missing_keys(layer)
+    if missing:
+        raise UserError(
+            "Settings have no value",
+            where=where,
+            found=", ".join(f"{key}=???" for key in sorted(missing)),
+            expected="a value for each",
+            fix="give them one in conf/",
+        )
+    try:
+        return OmegaConf.merge(base, layer)
+    except OmegaConfBaseException as error:
+        raise schema_error(error, where) from error
+
+
+def schema_error(error: OmegaConfBaseException, where: str) -> UserError:
+    """The message for an unknown key (nearest named) or a wrong type."""
+    key = str(error.full_key or error.key)
+    text = str(error.msg or error).splitlines()[0]
+    if key in known_keys():
+        return UserError("A setting has the wrong type", where=f"{where}, key {key}", found=text)
+    close = nearest(key, known_keys())
+    return UserError(
+        f"Unknown setting {key}",
+        where=where,
+        found=key,
+        expected="a key of stages/core/config/schema.py",
+        fix=f"nearest known key: {close}" if close else "see `python -m stages.compose --help`",
+    )
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The known key closest to a misspelt one, "" where nothing comes near."""
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if close:
+        return close[0]
+    tail = key.rsplit(".", 1)[-1]
+    tails = {name.rsplit(".", 1)[-1]: name for name in known}
+    close = difflib.get_close_matches(tail, list(tails), n=1, cutoff=0.6)
+    return tails[close[0]] if close else ""
+
+
+def known_keys() -> list[str]:
+    """Every key of the schema in dotted form, groups included."""
+    return list(_walk(Settings, ""))
+
+
+def _walk(cls: type, prefix: str) -> Iterator[str]:
+    for item in dataclasses.fields(cls):
+        name = prefix + item.name
+        yield name
+        default = item.default_factory
+        if default is not dataclasses.MISSING and dataclasses.is_dataclass(default):
+            yield from _walk(default, name + ".")
+
+
+def to_settings(merged: DictConfig) -> Settings:
+    """Turn a merged configuration into dataclasses and check every value.
+
+    Raises:
+        UserError: Values are out of range; all of them are listed.
+    """
+    try:
+        settings = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise schema_error(error, PARAMS) from error
+    _normalise(settings)
+    found = problems(settings)
+    if found:
+        raise UserError(
+            "Settings are out of range" if len(found) > 1 else found[0].message,
+            where=", ".join(problem.key for problem in found),
+            found="; ".join(f"{problem.key}={problem.found}" for problem in found),
+            expected="; ".join(f"{problem.key}: {problem.expected}" for problem in found),
+            fix="edit conf/ and run again",
+        )
+    return settings
+
+
+def _normalise(settings: Settings) -> None:
+    """YAML 1.1 reads on and off as booleans: give the words back."""
+    for name in ("loss_chunk", "attention_block", "activation_cache"):
+        value = getattr(settings.memory, name)
+        if isinstance(value, bool):
+            setattr(settings.memory, name, "on" if value else "off")
+
+
+def as_dict(settings: Settings, groups: Sequence[str] = schema.GROUPS) -> dict[str, Any]:
+    """Groups of the settings as plain dictionaries, for fingerprints and reports."""
+    return {group: dataclasses.asdict(getattr(settings, group)) for group in groups}

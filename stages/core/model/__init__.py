@@ -1,0 +1,1 @@
+"""The base model: where it comes from, what it is, how it is loaded, its tokenizer."""
