@@ -79,8 +79,7 @@ def disk(manifest: Manifest, settings: Settings, checkpoints: Path) -> Check:
 
 def workers(settings: Settings) -> int:
     """Processes of one run."""
-    hosts = settings.run.launch.hosts
-    return hosts if isinstance(hosts, int) else max(1, len(hosts or ()))
+    return settings.run.launch.workers()
 
 
 def micro_batches(settings: Settings) -> Check:

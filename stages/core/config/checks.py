@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ CHOICES = {
     "train.on_nonfinite": ("stop", "skip"),
     "evaluate.split": ("test", "valid"),
     "memory.activation_cache": ("auto", "on", "off"),
-    "run.launch.backend": ("ring", "nccl", "mpi"),
+    "run.launch.backend": ("ring", "nccl"),
     "run.device": ("auto", "cpu", "gpu"),
 }
 
@@ -72,6 +73,9 @@ AUTO_OR_ZERO_UP = ("memory.cache_limit_gb", "memory.wired_limit_gb")
 AUTO_OR_COUNT = ("memory.batch_size", "memory.grad_accumulation_steps")
 AUTO_OFF_OR_COUNT = ("memory.loss_chunk", "memory.attention_block")
 
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+"""A name or address that ssh takes, and never one of its options."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -92,6 +96,7 @@ def problems(settings: Settings) -> list[Problem]:
         *_choices(settings),
         *_ranges(settings),
         *_memory(settings),
+        *_launch(settings),
         *_together(settings),
     ]
 
@@ -149,6 +154,18 @@ def _memory(settings: Settings) -> Iterator[Problem]:
         yield Problem(key, f"{key} is not understood", value, "auto, false, true or every k-th")
 
 
+def _launch(settings: Settings) -> Iterator[Problem]:
+    """`run.launch.hosts` names at least one process."""
+    hosts, key = settings.run.launch.hosts, "run.launch.hosts"
+    if hosts is None or _is_count(hosts):
+        return
+    expected = "null, a number of processes of at least 1, or a list of host names"
+    if not isinstance(hosts, list | tuple) or not hosts:
+        yield Problem(key, f"{key} names no process", hosts, expected)
+    elif not all(isinstance(name, str) and HOST.fullmatch(name) for name in hosts):
+        yield Problem(key, f"{key} holds what is no host name", hosts, expected)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -198,10 +215,9 @@ def _cut(settings: Settings) -> Iterator[Problem]:
     """G3: both fixed means their product, times workers, is the effective batch."""
     memory, whole = settings.memory, settings.train.effective_batch_size
     rows, steps = memory.batch_size, memory.grad_accumulation_steps
-    if not (_is_count(rows) and _is_count(steps)):
+    if not (_is_count(rows) and _is_count(steps)) or any(_launch(settings)):
         return
-    hosts = settings.run.launch.hosts
-    workers = hosts if isinstance(hosts, int) else max(1, len(hosts or ()))
+    workers = settings.run.launch.workers()
     if rows * steps * workers != whole:
         times = f" × {workers} workers" if workers > 1 else ""
         found = f"{rows} × {steps}{times} = {rows * steps * workers}"

@@ -13,6 +13,8 @@ from typing import Any
 MATHEMATICS = ("model", "data", "tokenize", "split", "train", "evaluate")
 MACHINE = ("memory", "run")
 GROUPS = MATHEMATICS + MACHINE
+THIS_HOST = ("127.0.0.1", "localhost")
+"""Names of a process on this machine in `run.launch.hosts`."""
 
 
 @dataclass
@@ -188,9 +190,24 @@ class Launch:
     """Several processes for one run."""
 
     hosts: Any = None
-    """null: one process; a number of local processes; or a list of host names."""
+    """null: one process; a number of local processes; or a list of host names, this machine
+    first, a name once for each of its processes."""
     backend: str = "ring"
-    """`ring`, `nccl` or `mpi`."""
+    """`ring` (TCP, any device) or `nccl` (CUDA)."""
+
+    def workers(self) -> int:
+        """Processes that share every update."""
+        return len(self.names())
+
+    def names(self) -> list[str]:
+        """The host of each process, the first one's first."""
+        if self.hosts is None:
+            return [THIS_HOST[0]]
+        return [THIS_HOST[0]] * self.hosts if isinstance(self.hosts, int) else list(self.hosts)
+
+    def here(self) -> int:
+        """Processes on this machine."""
+        return sum(name in THIS_HOST for name in self.names())
 
 
 @dataclass

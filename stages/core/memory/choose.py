@@ -147,9 +147,10 @@ def machine_budget(settings: Settings, device: Device) -> Budget:
 
         info = mx.device_info()
     found = budget(settings.memory.budget_gb, device.kind, info)
-    hosts = settings.run.launch.hosts
-    if isinstance(hosts, int) and hosts > 1 and settings.memory.budget_gb == "auto":
-        return Budget(found.bytes // hosts, f"{found.reason}, shared by {hosts} workers")
+    launch = settings.run.launch
+    here = 1 if launch.backend == "nccl" else launch.here()  # with nccl each has its own GPU
+    if here > 1 and settings.memory.budget_gb == "auto":
+        return Budget(found.bytes // here, f"{found.reason}, shared by {here} workers")
     return found
 
 

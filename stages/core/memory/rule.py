@@ -76,8 +76,7 @@ def rows_fixed(settings: Settings) -> int | None:
 
 def workers(settings: Settings) -> int:
     """Processes that share one update."""
-    hosts = settings.run.launch.hosts
-    return hosts if isinstance(hosts, int) else max(1, len(hosts or ()))
+    return settings.run.launch.workers()
 
 
 def recompute_fixed(value: Any) -> int | None:

@@ -161,6 +161,34 @@ def test_single_values(key, bad, good):
     assert not refused(**{key: good})
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [0, -1, True, 1.5, [], "", "one,two", [""], ["one", None], ["one", 2], [["one"]], ["-oX=y"]],
+    ids=repr,
+)
+def test_hosts_that_name_no_process_are_refused(bad):
+    (problem,) = refused(run__launch__hosts=bad)
+    assert problem.key == "run.launch.hosts"
+    assert "a number of processes of at least 1" in problem.expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "workers", "here"),
+    [
+        (None, 1, 1),
+        (1, 1, 1),
+        (3, 3, 3),
+        (["127.0.0.1", "localhost"], 2, 2),
+        (["a", "10.0.0.2"], 2, 0),
+    ],
+    ids=repr,
+)
+def test_workers_are_counted(hosts, workers, here):
+    assert not refused(run__launch__hosts=hosts)
+    launch = schema.Launch(hosts=hosts)
+    assert (launch.workers(), launch.here()) == (workers, here)
+
+
 def test_shares_must_add_up():
     (problem,) = refused(data__shares__test=0.2)
     assert problem.key == "data.shares"
