@@ -1,4 +1,4 @@
-"""dvc that ends with the process that started it: `python -m stages.commands.sweeping.child …`.
+"""dvc that ends with the process that started it: `… -m stages.commands.sweeping.child PID …`.
 
 It leads a process group of its own. When its parent is gone it interrupts the whole group as Ctrl-C
 would, so that training writes a checkpoint and DVC removes the temporary workspace.
@@ -15,11 +15,17 @@ from stages.core.machine import parent
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run dvc with these words and give its exit status."""
+    """Run dvc and give its exit status.
+
+    Args:
+        argv: The process id of the parent, then dvc's own words.
+    """
+    # Before dvc is imported, which takes a second: a parent that ends meanwhile is noticed too.
+    interrupt = lambda: os.killpg(os.getpgrp(), signal.SIGINT)
+    parent.watch(interrupt, under_dvc=False, pid=int(argv[0]))
     from dvc.cli import main as dvc
 
-    parent.watch(lambda: os.killpg(os.getpgrp(), signal.SIGINT), under_dvc=False)
-    return dvc(list(argv))
+    return dvc(list(argv[1:]))
 
 
 if __name__ == "__main__":

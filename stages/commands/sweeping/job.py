@@ -171,7 +171,7 @@ class Job:
 
     def _start(self) -> subprocess.Popen:
         words = [word for override in self.point.overrides for word in ("-S", override)]
-        command = [sys.executable, "-m", "stages.commands.sweeping.child"]
+        command = [sys.executable, "-m", "stages.commands.sweeping.child", str(os.getpid())]
         command += ["exp", "run", "--temp", "-n", self.state.experiment, *words]
         child = subprocess.Popen(
             command,
