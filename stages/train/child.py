@@ -6,7 +6,9 @@ from stages.core import console
 from stages.core.config.settings import Settings
 from stages.core.machine import device
 from stages.core.machine.lock import locked
+from stages.core.memory import recovery
 from stages.train.identity import checkpoints, run_fingerprint
+from stages.train.ledger import STATUS, HandOver, hand_over
 from stages.train.stopping import Stop
 
 WAIT_S = 30.0
@@ -24,6 +26,7 @@ def run(settings: Settings, parent: int) -> None:
         UserError: Something the user can mend.
         RunFailed: A loss, gradient or weight was not finite.
         Stopped: A signal arrived; a checkpoint is written.
+        SystemExit: With `ledger.STATUS`: out of memory, another process is to go on.
     """
     stop = Stop()
     stop.with_parent(parent)
@@ -34,8 +37,26 @@ def run(settings: Settings, parent: int) -> None:
     name = run_fingerprint(settings)
     folder = checkpoints(name)
     with locked(folder / "working", "this run's checkpoints", WAIT_S):
-        session = Session(settings, chosen, folder, stop)
-        session.announce()
-        stop.listen()
-        session.train()
-        session.finish()
+        try:
+            session = Session(settings, chosen, folder, stop)
+            session.announce()
+            stop.listen()
+            session.train()
+            session.finish()
+        except Exception as error:
+            if (found := cause(error)) is None:
+                raise
+            hand_over(folder, found)
+            raise SystemExit(STATUS) from None
+
+
+def cause(error: Exception) -> HandOver | None:
+    """What to tell the supervisor: None where memory is not what went wrong.
+
+    An exception outside the gradient phase (loading, the optimizer's step, a checkpoint) may have
+    left half a state, so this process ends, and the next one goes on from the last checkpoint.
+    """
+    if isinstance(error, HandOver):
+        return error
+    death = recovery.of_exception(error)
+    return None if death is None else HandOver(death, None)

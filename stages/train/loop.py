@@ -26,6 +26,7 @@ from stages.core.update.schedule import Rates
 from stages.core.update.step import Gradient, Step, zero_gradient
 from stages.train import optimizer
 from stages.train.checkpoint import Store
+from stages.train.guard import Unguarded
 from stages.train.state import Best, TrainState
 from stages.train.stopping import Stop
 from stages.train.tracking import Tracker
@@ -51,6 +52,7 @@ class Job:
         stop: Looked at between micro-batches.
         stored: What the frozen layers give, by split; {} where they run.
         tracker: Told of every row.
+        guard: Around every step: marks it, and does it again after out of memory.
     """
 
     train: schema.Train
@@ -65,6 +67,7 @@ class Job:
     stop: Stop
     stored: Mapping[str, Activations] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
+    guard: Unguarded = field(default_factory=Unguarded)
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,9 @@ def update(job: Job, state: TrainState) -> float:
     batches = batches_of(job, state.epoch)
     ahead = batches_of(job, state.epoch + 1)[:1] if job.stored else []
     following = [*batches[state.position + 1 :], *ahead][:1]
+    number, ids = state.update + 1, batches[state.position]
     with phase(peaks, "micro_step"):
-        outcome = micro_steps(job, state.update + 1, batches[state.position], following)
+        outcome = job.guard.update(number, ids, lambda: micro_steps(job, number, ids, following))
     rate = job.rates(state.update)
     with phase(peaks, "update"):
         norm = take(job, state, outcome, rate)
@@ -234,7 +238,10 @@ def validate(job: Job, state: TrainState) -> None:
     """
     peaks: dict[str, float] = {}
     with phase(peaks, "validation"):
-        loss = evaluate(job.step, job.valid, job.stop.check, job.stored.get("valid"))
+        stored = job.stored.get("valid")
+        loss = job.guard.validation(
+            state.update, lambda: evaluate(job.step, job.valid, job.stop.check, stored)
+        )
     if not math.isfinite(loss):
         none = Outcome(loss, {}, np.zeros(0, np.int64), targets=0, tokens=0, bad=())
         raise NotFiniteError(state.update, f"validation loss {loss}", none, math.nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def finish(
     state: TrainState,
     manifest: Manifest,
     device: Device,
+    *,
     limits: dict[str, float | None],
+    recoveries: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Write reports/train/ and adapters/, each whole or not at all.
 
@@ -36,6 +39,7 @@ def finish(
 
     Args:
         limits: Memory limits in effect, in GB, for run.json.
+        recoveries: What happened, likewise.
     """
     weights, update, why = chosen(job, state)
     telemetry = {
@@ -53,7 +57,7 @@ def finish(
         "limits": limits,
         "skipped_updates": state.skipped,
         "resumed_at_updates": state.resumed,
-        "recoveries": [],
+        "recoveries": list(recoveries),
         "updates": state.update,
         "updates_of_whole_run": job.updates,
     }

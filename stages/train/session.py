@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from stages.core import console, files
 from stages.core.activations.reader import Activations
@@ -14,18 +15,18 @@ from stages.core.config.settings import Settings
 from stages.core.entry import Stopped
 from stages.core.errors import RunFailed, UserError
 from stages.core.machine.device import Device
-from stages.core.memory.choose import choose
 from stages.core.memory.plan import Plan
-from stages.core.memory.rule import by_rule
 from stages.core.model import models
 from stages.core.model.manifest import read_manifest
 from stages.core.model.trainable import attach
 from stages.core.tables import Examples, read_examples
 from stages.core.update import adapters, batching, schedule
 from stages.core.update.step import Step
-from stages.train import frozen, loop, optimizer, outputs, tracking
-from stages.train.checkpoint import Saved, Store, bytes_on_disk
+from stages.train import frozen, loop, optimizer, outputs, planning, tracking
+from stages.train.checkpoint import Store, bytes_on_disk
+from stages.train.guard import Guard
 from stages.train.identity import TRAIN, VALID
+from stages.train.ledger import HandOver, Ledger
 from stages.train.state import TrainState
 from stages.train.stopping import Stop
 
@@ -56,9 +57,16 @@ class Session:
         updates = updates_of(settings, len(examples))
         last = min(updates, settings.train.stop_at_update or updates)
         saved = store.latest(last)
-        plan = self._plan(examples, valid, saved, store)
+        ledger = Ledger(folder)
+        job = planning.Planned(settings, self.manifest, examples, valid, device)
+        plan = planning.plan(job, store.machine, saved, ledger.plan_for(store.machine))
+        ledger.begin(plan, plan, store.machine)
         self.limits = set_limits(plan, settings.memory.wired_limit_gb, device)
         step, stored = self._step(plan, examples, valid, stop)
+        ledger.begin(plan, step.plan, store.machine)
+        self.guard = Guard(step, examples, valid, ledger, self._check)
+        if settings.run.step_timeout_s is not None:
+            stop.beat = self.guard.marker.beat
         self.state = TrainState(optimizer.build(settings.train, step.model))
         self.job = loop.Job(
             train=settings.train,
@@ -72,6 +80,7 @@ class Session:
             store=store,
             stop=stop,
             stored=stored,
+            guard=self.guard,
         )
         if saved is not None:
             store.load(saved, self.state, step.model)
@@ -102,13 +111,14 @@ class Session:
         Raises:
             Stopped: A signal arrived; a checkpoint is written.
             RunFailed: A loss, gradient or weight was not finite; the last good state is kept.
+            HandOver: Out of memory where only a fresh process can go on; a checkpoint is written.
         """
         self.job.tracker.start(self.settings, self.job.store.folder.name, self.state.history)
         try:
             loop.train(self.job, self.state)
         except loop.NotFiniteError as error:
             raise self._failed(error) from error
-        except (Stopped, SystemExit, BrokenPipeError):
+        except (Stopped, SystemExit, BrokenPipeError, HandOver):
             self._save()
             raise
 
@@ -121,9 +131,11 @@ class Session:
         job, state = self.job, self.state
         if len(job.valid) and state.evaluated != state.update:
             loop.validate(job, state)
-        outputs.finish(job, state, self.manifest, self.device, self.limits)
+        machine = {"limits": self.limits, "recoveries": self.guard.ledger.events}
+        outputs.finish(job, state, self.manifest, self.device, **machine)
         if state.update == job.updates or loop.out_of_patience(job, state):
             job.store.clear()
+            self.guard.ledger.clear()
 
     def _save(self) -> None:
         """A checkpoint of the state as it is, unless that is on the disk already."""
@@ -156,47 +168,20 @@ class Session:
         if settings.train.initial_adapters is not None:
             adapters.load(Path(settings.train.initial_adapters), model)
         step = Step(model, attached, plan)
+        micro = check_batch(examples, plan)
+        rest = sum(x.nbytes for _, x in tree_flatten(model.parameters()))
+        mx.reset_peak_memory()
         stored = frozen.stored(
             step,
             {"train": examples, "valid": valid},
-            check_batch(examples, plan),
+            micro,
             settings=settings,
             manifest=self.manifest,
             device=self.device,
             stop=stop,
         )
+        self._check = max(0, mx.get_peak_memory() - rest), micro.tokens_BT.size
         return step, stored
-
-    def _plan(self, examples: Examples, valid: Examples, saved: Saved | None, store: Store) -> Plan:
-        """A checkpoint's plan while device and memory settings are the same; else a new one."""
-        if saved is None:
-            return self._new_plan(examples, valid)
-        now, then = dict(store.machine), dict(saved.machine)
-        threads = now.pop("threads"), then.pop("threads")
-        if threads[0] != threads[1]:
-            console.warn(
-                f"OpenBLAS has {threads[0]} threads, {threads[1]} when the run was stopped:"
-                " the last bits will differ from a run that was never stopped"
-            )
-        if now == then:
-            return saved.plan
-        console.say("device or memory settings changed since the checkpoint: a new plan is used")
-        return self._new_plan(examples, valid)
-
-    def _new_plan(self, examples: Examples, valid: Examples) -> Plan:
-        """What the planner chooses under a budget that a person set; else the plan by rule.
-
-        Raises:
-            UserError: Nothing fits the budget.
-        """
-        if self.settings.memory.budget_gb == "auto":
-            lengths = np.concatenate([examples.lengths, valid.lengths])
-            return by_rule(self.settings, self.manifest, lengths, self.device.kind)
-        choice = choose(self.settings, self.manifest, examples, valid, self.device)
-        for note in choice.notes:
-            console.warn(note)
-        console.say(choice.line())
-        return choice.plan
 
 
 def machine_facts(settings: Settings, device: Device) -> dict[str, Any]:

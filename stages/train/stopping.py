@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from stages.core.entry import Stopped
@@ -22,10 +23,16 @@ PR_SET_PDEATHSIG = 1
 
 
 class Stop:
-    """Whether to end, and by which signal."""
+    """Whether to end, and by which signal.
+
+    Attributes:
+        number: Of the signal, None where nobody asked.
+        beat: Called at every look: a step goes on.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.beat: Callable[[], None] = lambda: None
 
     def listen(self) -> None:
         """Take SIGINT and SIGTERM as wishes from now on."""
@@ -37,6 +44,7 @@ class Stop:
 
     def check(self) -> None:
         """Raise `Stopped` when somebody has asked to end."""
+        self.beat()
         if self.number is not None:
             raise Stopped(self.number)
 

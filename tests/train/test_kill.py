@@ -18,7 +18,8 @@ TRAIN = {
     "schedule": {"name": "cosine", "warmup": 4},
     "clip_norm": 2.0,
 }
-WAYS = ["group", "dvc", "parent", "child"]
+WAYS = ["group", "dvc", "parent"]
+"""Killing the child alone is no end of the run: see test_recovery.py."""
 
 
 def workspace(folder):
@@ -48,25 +49,20 @@ def disturb(folder, way, number, moment):
     if number == KILL or way != "parent":
         # A parent that gets TERM waits for its child's checkpoint: that is no orphan.
         orphans = [x for x in tree if x.pid != run.outer.pid] if way in ("dvc", "parent") else tree
-        took = run.wait_until_gone(orphans)
-        assert took < most_seconds() or way == "child"
+        assert run.wait_until_gone(orphans) < most_seconds()
     return run
 
 
-def test_killed_four_ways_one_after_the_other(tmp_path, undisturbed):
+def test_killed_three_ways_one_after_the_other(tmp_path, undisturbed):
     folder = workspace(tmp_path / "work")
     for way, number, update in [
         ("group", KILL, 3),
         ("dvc", KILL, 9),
         ("parent", KILL, 15),
-        ("child", KILL, 21),
     ]:
         run = disturb(folder, way, number, update)
         assert max(checkpoints(folder)) >= update
         assert not (folder / "adapters").exists()
-    assert run.finish() == 1
-    assert "error: The training process was killed found: SIGKILL" in run.said()
-    assert "training goes on from its last checkpoint" in run.said()
     assert "Traceback" not in run.said()
     status, said = once(folder)
     assert status == 0, said

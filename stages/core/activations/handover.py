@@ -15,6 +15,7 @@ from stages.core.errors import UserError
 from stages.core.fingerprint import fingerprint
 from stages.core.layers.guard import RelativeErrors, compare
 from stages.core.layers.staged import Boundary, StagedModel, UnsupportedModel, swapped_parameters
+from stages.core.memory.recovery import of_exception
 from stages.core.update.batching import MicroBatch
 from stages.core.update.loss import plain_loss
 from stages.core.update.step import COARSE_TOLERANCE, TOLERANCE, Step
@@ -71,6 +72,8 @@ def _problem(step: Step, micro: MicroBatch, boundary: Boundary) -> str:
     try:
         found = errors(step.staged, micro, boundary, step.attached.cut)
     except Exception as error:
+        if of_exception(error) is not None:
+            raise  # says nothing about the cache
         # Whatever an architecture's code raises where its layers are stubs.
         return (str(error).splitlines() or [type(error).__name__])[0]
     float32 = all(array.dtype == mx.float32 for array in boundary.values())

@@ -67,20 +67,23 @@ def available() -> int:
     return free if limited is None else min(free, limited)
 
 
-def address_space() -> tuple[int, int | None]:
-    """(address space in use, limit on it or None) of this process, in bytes."""
+def address_space() -> int | None:
+    """The limit on this process's address space in bytes, None where there is none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    used = psutil.Process().memory_info().vms
-    return used, None if limit == resource.RLIM_INFINITY or sys.platform == "darwin" else limit
+    return None if limit == resource.RLIM_INFINITY or sys.platform == "darwin" else limit
 
 
-def headroom() -> tuple[int, int]:
-    """(bytes in use, bytes that may be in use) under the limit that is nearest to its end."""
-    used = psutil.Process().memory_info().rss
-    pairs = [(used, used + available())]
-    space, limit = address_space()
+def headroom(process: psutil.Process | None = None) -> tuple[int, int]:
+    """(bytes in use, bytes that may be in use) under the limit that is nearest to its end.
+
+    Args:
+        process: This one, where a caller keeps it; default: a new handle on it.
+    """
+    used = (process or psutil.Process()).memory_info()
+    pairs = [(used.rss, used.rss + available())]
+    limit = address_space()
     if limit is not None:
-        pairs.append((space, limit))
+        pairs.append((used.vms, limit))
     return min(pairs, key=lambda pair: pair[1] - pair[0])
 
 

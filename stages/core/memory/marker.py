@@ -1,54 +1,74 @@
 """A note that a step is about to start: it outlives the process, and tells why that died.
 
-    marker = StepMarker(folder / "step", plan)
-    with marker.around(update, rows, width):
+    marker = StepMarker(folder / "step")
+    with marker.around(update, rows, width, step_bytes):
         step.gradient(...)
 
-A few hundred microseconds a step: the file is not synced, since only this machine's next process
+Written once per update, for its largest micro-batch: about 0.1 ms on two cores, since the machine's
+limits are looked up at most once a second. The file is not synced: only this machine's next process
 reads it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from stages.core.memory import limits
-from stages.core.memory.plan import Plan
 from stages.core.memory.recovery import Marker
+
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class StepMarker:
     """Writes the note before each step and removes it afterwards.
 
-    Args:
+    Attributes:
         path: Of the file.
-        plan: Its predicted peak tells how much a step needs; without one, as much as is in use.
+        last: The note written last.
     """
 
-    def __init__(self, path: Path, plan: Plan) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.peak = int((plan.predicted_peak_gb or 0.0) * 1e9)
+        self.last: Marker | None = None
+        self._process = psutil.Process()
+        self._looked = -SECONDS_BETWEEN_LOOKS
+        self._headroom = (0, 0)
 
     @contextmanager
-    def around(self, update: int, rows: int, width: int, active: int = 0) -> Iterator[None]:
+    def around(self, update: int, rows: int, width: int, step_bytes: int = 0) -> Iterator[None]:
         """Mark one step; an exception leaves no note, only a death does.
 
         Args:
             update: Its number, from 1.
-            rows, width: Of the micro-batch.
-            active: Bytes in MLX's arrays now.
+            rows, width: Of its largest micro-batch.
+            step_bytes: What the step is expected to take beside what is in use now.
         """
-        used, limit = limits.headroom()
-        needed = used + max(0, self.peak - active)
-        note = Marker(update, rows, width, needed_bytes=needed, limit_bytes=limit)
-        self.path.write_text(json.dumps(note.record()))
+        used, limit = self._in_use()
+        self.last = Marker(update, rows, width, used + step_bytes, limit)
+        self.path.write_text(json.dumps(self.last.record()))
         try:
             yield
         finally:
             self.path.unlink(missing_ok=True)
+
+    def beat(self) -> None:
+        """Say that the step goes on: the file's time is what a watcher looks at."""
+        with suppress(FileNotFoundError):
+            os.utime(self.path)
+
+    def _in_use(self) -> tuple[int, int]:
+        """As `limits.headroom`, looked up at most once a second."""
+        now = time.monotonic()
+        if now - self._looked >= SECONDS_BETWEEN_LOOKS:
+            self._looked, self._headroom = now, limits.headroom(self._process)
+        return self._headroom
 
 
 def left_behind(path: Path) -> Marker | None:

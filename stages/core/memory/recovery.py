@@ -9,7 +9,7 @@ step ("about to start, so much needed, so much there is") tells these from other
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -128,7 +128,9 @@ def of_process(
         reason = f"{name} in a step that needed {needed:.2f} GB of {limit:.2f} GB: out of memory"
         return Death("memory", reason, "smaller")
     where = "in a step" if marker is not None else "between steps"
-    return Death("crash", f"{name} {where}, far from any memory limit", "none")
+    if -returncode in CRASHES:
+        return Death("crash", f"{name} {where}, far from any memory limit", "none")
+    return Death("crash", f"{name} {where}", "none")
 
 
 def _killed(marker: Marker | None, oom_kills: int) -> Death:
@@ -144,13 +146,22 @@ def _near_limit(marker: Marker) -> bool:
     return marker.limit_bytes is not None and marker.needed_bytes >= NEAR * marker.limit_bytes
 
 
-def next_smaller(plan: Plan, rows: int, width: int) -> Plan | None:
+def next_smaller(plan: Plan, rows: int, width: int, tried: Collection[Plan] = ()) -> Plan | None:
     """The plan to try after `plan` failed on a micro-batch of this shape, None after the smallest.
 
     Half the rows, down to 1; then recompute every 2nd layer, then all; then attention in smaller
-    blocks and the loss in smaller pieces. The effective batch stays what it is.
+    blocks and the loss in smaller pieces. The effective batch stays what it is, and predictions go.
+
+    Args:
+        tried: Plans that failed already, without predictions.
     """
-    return next(_smaller(plan, rows, width), None)
+    plan = unpredicted(plan)
+    return next((found for found in _smaller(plan, rows, width) if found not in tried), None)
+
+
+def unpredicted(plan: Plan) -> Plan:
+    """The plan without what was predicted for it."""
+    return replace(plan, predicted_peak_gb=None, predicted_seconds=None)
 
 
 def _smaller(plan: Plan, rows: int, width: int) -> Iterator[Plan]:
@@ -181,6 +192,6 @@ def event(death: Death, update: int, before: Plan, after: Plan | None) -> dict[s
 
 
 def changes(before: Plan, after: Plan) -> dict[str, list[Any]]:
-    """Settings that differ between two plans: name → [before, after]."""
-    old, new = before.record(), after.record()
+    """Settings that differ between two plans, predictions aside: name → [before, after]."""
+    old, new = unpredicted(before).record(), unpredicted(after).record()
     return {name: [old[name], new[name]] for name in new if old[name] != new[name]}

@@ -29,6 +29,7 @@ from stages.core.layers.staged import Boundary, StagedModel, UnsupportedModel, l
 from stages.core.memory.attention import blocked
 from stages.core.memory.plan import Plan
 from stages.core.memory.recompute import chosen_layers, recompute, recomputing
+from stages.core.memory.recovery import of_exception
 from stages.core.memory.throttle import throttled
 from stages.core.model.trainable import Attached
 from stages.core.update.batching import MicroBatch
@@ -188,6 +189,8 @@ class Step:
         try:
             errors = self._errors(micro, boundary)
         except Exception as error:
+            if of_exception(error) is not None:
+                raise  # says nothing about the way in force
             # Whatever an architecture's code raises, where the whole model does not.
             return (str(error).splitlines() or [type(error).__name__])[0]
         finally:

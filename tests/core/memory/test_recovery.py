@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,7 @@ def test_other_exceptions_are_not_memory(error):
         (-11, FREE, 0, "crash", "none"),
         (-11, None, 0, "crash", "none"),
         (-4, NEAR, 0, "crash", "none"),
+        (-15, NEAR, 0, "crash", "none"),
         (1, NEAR, 0, "error", "none"),
     ],
 )
@@ -153,9 +155,20 @@ def test_the_smallest_plan_has_none_below_it():
     assert recovery.next_smaller(plan, 1, 64) is None
 
 
+def test_plans_that_failed_are_passed_over():
+    plan = Plan(1, 64, (64,))
+    first = recovery.next_smaller(plan, 1, 64)
+    second = recovery.next_smaller(plan, 1, 64, [first])
+    assert first.recompute == 2
+    assert (second.recompute, second.attention_block) == (0, 32)
+    assert recovery.next_smaller(second, 1, 64).recompute == 2
+    assert recovery.next_smaller(second, 1, 64, [replace(second, recompute=2)]).loss_chunk == 64
+
+
 def test_the_event_names_what_changed():
-    plan = Plan(8, 4096, (512,))
+    plan = Plan(8, 4096, (512,), predicted_peak_gb=3.0, predicted_seconds=1.0)
     smaller = recovery.next_smaller(plan, 8, 512)
+    assert (smaller.predicted_peak_gb, smaller.predicted_seconds) == (None, None)
     death = recovery.of_process(-9, NEAR, "", 1)
     entry = recovery.event(death, 7, plan, smaller)
     assert entry["changed"] == {"batch_size": [8, 4], "batch_tokens": [4096, 2048]}
