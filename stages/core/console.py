@@ -21,6 +21,11 @@ SECONDS_BETWEEN_LINES = 5.0
 _console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def quiet() -> None:
+    """Print errors only from now on: another process of the same run does the talking."""
+    _console.quiet = True
+
+
 def say(text: str) -> None:
     """Print one line of information."""
     _console.print(text, markup=False)
@@ -33,6 +38,7 @@ def warn(text: str) -> None:
 
 def fail(lines: Sequence[str]) -> None:
     """Print an error as the last block on stderr."""
+    _console.quiet = False
     _console.print("\nerror: " + "\n".join(lines), style="red", markup=False)
 
 

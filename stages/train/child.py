@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext as free
+from typing import TYPE_CHECKING
+
 from stages.core import console
 from stages.core.config.settings import Settings
 from stages.core.machine import device
+from stages.core.machine.launch import completed
 from stages.core.machine.lock import locked
 from stages.core.memory import recovery
 from stages.train.identity import checkpoints, run_fingerprint
 from stages.train.ledger import STATUS, HandOver, hand_over
 from stages.train.stopping import Stop
+
+if TYPE_CHECKING:
+    from stages.train.ranks import Alone
 
 WAIT_S = 30.0
 """For the child of an earlier run that still writes its last checkpoint."""
@@ -20,7 +27,7 @@ def run(settings: Settings, parent: int) -> None:
 
     Args:
         settings: Of this run.
-        parent: Process id of the supervisor; this process ends with it.
+        parent: Process id of who started it; this process ends with that one. 0: whoever it is.
 
     Raises:
         UserError: Something the user can mend.
@@ -29,16 +36,17 @@ def run(settings: Settings, parent: int) -> None:
         SystemExit: With `ledger.STATUS`: out of memory, another process is to go on.
     """
     stop = Stop()
-    stop.with_parent(parent)
+    stop.with_parent(parent or None)
     chosen = device.prepare(settings.run.device, measure=True)
-    console.say(chosen.line())
     from stages.train.session import Session
 
     name = run_fingerprint(settings)
     folder = checkpoints(name)
-    with locked(folder / "working", "this run's checkpoints", WAIT_S):
+    ranks = joined(settings, name)
+    console.say(chosen.line())
+    with locked(folder / "working", "this run's checkpoints", WAIT_S) if ranks.first else free():
         try:
-            session = Session(settings, chosen, folder, stop)
+            session = Session(settings, chosen, folder, stop, ranks)
             session.announce()
             stop.listen()
             session.train()
@@ -48,6 +56,25 @@ def run(settings: Settings, parent: int) -> None:
                 raise
             hand_over(folder, found)
             raise SystemExit(STATUS) from None
+        if ranks.first:
+            completed(folder)
+
+
+def joined(settings: Settings, name: str) -> Alone:
+    """The other processes of this run, once they are there; only the first one is to be heard.
+
+    Args:
+        name: Fingerprint of the run.
+    """
+    from stages.train.ranks import ALONE, join
+
+    if settings.run.launch.workers() == 1:
+        return ALONE
+    ranks = join(settings.run.launch)
+    if not ranks.first:
+        console.quiet()
+    ranks.require_equal("examples, model, engine or settings", name)
+    return ranks
 
 
 def cause(error: Exception) -> HandOver | None:

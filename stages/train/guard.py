@@ -54,6 +54,7 @@ class Guard(Unguarded):
         examples, valid: What is trained and validated.
         ledger: Of the run; its plan is the step's.
         check: (bytes, tokens) that the check of the plan took beside what rests in memory.
+        alone: No other process waits for this one's part of a step.
     """
 
     def __init__(
@@ -63,8 +64,11 @@ class Guard(Unguarded):
         valid: Examples,
         ledger: Ledger,
         check: tuple[int, int] = (0, 1),
+        *,
+        alone: bool = True,
     ) -> None:
         self.step = step
+        self.alone = alone
         self.ledger = ledger
         self.marker = StepMarker(ledger.folder / STEP)
         self._examples, self._valid = examples, valid
@@ -121,7 +125,8 @@ class Guard(Unguarded):
         """
         gc.collect()
         mx.clear_cache()
-        after = self.ledger.next(rows, width) if death.retry == "smaller" else None
+        again = self.alone and death.retry == "smaller"
+        after = self.ledger.next(rows, width) if again else None
         if after is None or any(getattr(after, x) != getattr(self.step.plan, x) for x in WAYS):
             raise HandOver(death, self.marker.last)
         self.ledger.add(death, number, after)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ from stages.core.update.step import Gradient, Step, zero_gradient
 from stages.train import optimizer
 from stages.train.checkpoint import Store
 from stages.train.guard import Unguarded
+from stages.train.ranks import ALONE, Alone
 from stages.train.state import Best, TrainState
 from stages.train.stopping import Stop
 from stages.train.tracking import Tracker
@@ -53,6 +54,7 @@ class Job:
         stored: What the frozen layers give, by split; {} where they run.
         tracker: Told of every row.
         guard: Around every step: marks it, and does it again after out of memory.
+        ranks: The processes that share every update and every validation.
     """
 
     train: schema.Train
@@ -68,6 +70,7 @@ class Job:
     stored: Mapping[str, Activations] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
     guard: Unguarded = field(default_factory=Unguarded)
+    ranks: Alone = field(default_factory=Alone)
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def train(job: Job, state: TrainState) -> None:
             if validation_due(job, state):
                 validate(job, state)
             if save_due(job, state):
+                job.ranks.keep_equal(job.step.model, state.optimizer)
                 job.store.save(state, job.step, job.run.keep_last)
             if done(job, state):
                 return
@@ -180,18 +184,21 @@ def micro_steps(
 ) -> Outcome:
     """Cut the examples of update `number` under the plan and add up loss and gradient.
 
+    Every rank computes its own micro-batches and gets the sum of all.
+
     Args:
         following: Examples of the updates after it, whose activations are read ahead.
     """
-    parts = batching.micro_batches(job.examples, ids, job.step.plan)
+    mine = job.ranks.micros(job.examples, ids, job.step.plan)
     store = job.stored.get("train")
     if store is not None:
-        later = [batching.micro_batches(job.examples, x, job.step.plan) for x in following]
-        store.expect([micro for micro in sum(later, parts) if micro.targets])
-    targets = sum(micro.targets for micro in parts)
+        later = [job.ranks.micros(job.examples, x, job.step.plan) for x in following]
+        store.expect([micro for _, micro in sum(later, mine) if micro.targets])
+    targets = int(job.examples.targets[ids].sum())
     loss, gradient, bad = 0.0, None, []
-    for index, micro in enumerate(parts):
-        job.stop.check()
+    for index, micro in mine:
+        if job.ranks.asked(job.stop):
+            break
         if not micro.targets:
             continue
         noise.seed(job.train.seed, number, index)
@@ -200,10 +207,16 @@ def micro_steps(
         loss += part
         if not math.isfinite(part):
             bad += micro.ids.tolist()
-    if gradient is None:
-        gradient = zero_gradient(job.step.model)
-    tokens = sum(micro.tokens for micro in parts)
-    return Outcome(loss, gradient, ids, targets, tokens, tuple(bad))
+    losses = job.ranks.together(job.stop, loss, *np.isin(ids, bad))
+    gradient = job.ranks.sum(zero_gradient(job.step.model) if gradient is None else gradient)
+    return Outcome(
+        loss=float(losses[:, 0].sum()),
+        gradient=gradient,
+        ids=ids,
+        targets=targets,
+        tokens=int(job.examples.lengths[ids].sum()),
+        bad=tuple(ids[losses[:, 1:].any(axis=0)].tolist()),
+    )
 
 
 def take(job: Job, state: TrainState, outcome: Outcome, rate: float) -> float | None:
@@ -240,7 +253,8 @@ def validate(job: Job, state: TrainState) -> None:
     with phase(peaks, "validation"):
         stored = job.stored.get("valid")
         loss = job.guard.validation(
-            state.update, lambda: evaluate(job.step, job.valid, job.stop.check, stored)
+            state.update,
+            lambda: evaluate(job.step, job.valid, job.stop, stored, job.ranks),
         )
     if not math.isfinite(loss):
         none = Outcome(loss, {}, np.zeros(0, np.int64), targets=0, tokens=0, bad=())
@@ -264,26 +278,29 @@ def validate(job: Job, state: TrainState) -> None:
 def evaluate(
     step: Step,
     examples: Examples,
-    between: Callable[[], None],
+    stop: Stop,
     store: Activations | None = None,
+    ranks: Alone = ALONE,
 ) -> float:
     """Loss per target over all examples; draws no random number, so training stays as it is.
 
     Args:
-        between: Called before each micro-batch.
+        stop: Looked at before each micro-batch.
         store: What the frozen layers give for these examples; None where they run.
+        ranks: Who share them.
     """
-    micros = batching.micro_batches(examples, np.arange(len(examples)), step.plan)
-    micros = [micro for micro in micros if micro.targets]
+    mine = ranks.micros(examples, np.arange(len(examples)), step.plan)
+    micros = [micro for _, micro in mine if micro.targets]
     if store is not None:
         store.expect(micros)
-    total, targets = 0.0, 0
+    total = 0.0
     for micro in micros:
-        between()
+        if ranks.asked(stop):
+            break
         boundary = None if store is None else store.boundary(micro)
-        total += step.target_losses(micro, boundary).loss.sum(dtype=np.float64)
-        targets += micro.targets
-    return float(total) / max(1, targets)
+        total += float(step.target_losses(micro, boundary).loss.sum(dtype=np.float64))
+    losses = ranks.together(stop, total)
+    return float(losses.sum()) / max(1, int(examples.targets.sum()))
 
 
 def passes(job: Job, state: TrainState) -> float:

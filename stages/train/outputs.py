@@ -55,6 +55,7 @@ def finish(
         "switched_off": job.step.notes,
         "activation_cache": {split: store.record() for split, store in job.stored.items()},
         "limits": limits,
+        "ranks": job.ranks.size,
         "skipped_updates": state.skipped,
         "resumed_at_updates": state.resumed,
         "recoveries": list(recoveries),
@@ -89,7 +90,7 @@ def stopped(job: Job, error: NotFiniteError) -> dict[str, Any]:
         "grad_norm": _number(error.norm),
         "examples": [_example(job.examples, i, i in outcome.bad) for i in outcome.ids.tolist()],
     }
-    for folder in (REPORTS, job.store.folder):
+    for folder in (REPORTS, job.store.folder) if job.ranks.first else ():
         files.write_json(folder / STOPPED, report)
     return report
 

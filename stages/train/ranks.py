@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +33,8 @@ from stages.core.memory.plan import Plan, from_record
 from stages.core.tables import Examples
 from stages.core.update import batching
 from stages.core.update.batching import MicroBatch
-from stages.core.update.step import Gradient
+from stages.core.update.step import Gradient, Step
+from stages.train.checkpoint import Saved, Store
 from stages.train.shares import shares
 from stages.train.state import TrainState
 from stages.train.stopping import Stop
@@ -86,7 +89,11 @@ class Alone:
         """The plan that the first rank makes."""
         return make()
 
-    def start_equal(self, state: TrainState, model: nn.Module, optimizer: Any) -> None:
+    def store(self, folder: Path, machine: Mapping[str, Any]) -> Store:
+        """The checkpoints of the run; see `Store`."""
+        return Store(folder, folder.name, dict(machine))
+
+    def start_equal(self, state: TrainState, model: nn.Module, store: Store) -> None:
         """Take over state, trained arrays and moments of the first rank."""
 
     def keep_equal(self, model: nn.Module, optimizer: Any) -> None:
@@ -96,8 +103,39 @@ class Alone:
             RunFailed: They are not.
         """
 
+    def most(self, number: float) -> float:
+        """The largest number of any rank."""
+        return number
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
+
+
+ALONE = Alone()
+
+
+class Follower(Store):
+    """The store of a rank that writes no checkpoint, though it knows when the first one does."""
+
+    def follow(self, state: TrainState) -> None:
+        """The run starts from this state: a checkpoint's, which the first rank holds, or none."""
+        if state.update:
+            self._held = (state.update, state.evaluated)
+
+    def save(self, state: TrainState, step: Step, keep_last: int) -> Path:
+        """As if it were saved."""
+        self._held = (state.update, state.evaluated)
+        return self.folder / f"{state.update:08d}"
+
+    def latest(self, most: int) -> Saved | None:
+        """None: the first rank tells what to go on from."""
+
+    def keep_best(self, state: TrainState, model: nn.Module) -> None:
+        """The first rank does."""
+
+    def clear(self) -> None:
+        """Remove the folder: nothing in it is needed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Ranks(Alone):
@@ -179,12 +217,19 @@ class Ranks(Alone):
                 fix="bring data/, params.yaml and the code of every host to the same state",
             )
 
-    def start_equal(self, state: TrainState, model: nn.Module, optimizer: Any) -> None:
+    def store(self, folder: Path, machine: Mapping[str, Any]) -> Store:
+        """See `Alone`; others than the first rank write none."""
+        if self.first:
+            return super().store(folder, machine)
+        return Follower(folder / f"rank{self.rank}", folder.name, dict(machine))
+
+    def start_equal(self, state: TrainState, model: nn.Module, store: Store) -> None:
         """See `Alone`."""
         record = self.tell(state.record() if self.first else None)
         if not self.first:
             state.restore(record)
-        self._take_over(model, optimizer)
+            store.follow(state)
+        self._take_over(model, state.optimizer)
 
     def keep_equal(self, model: nn.Module, optimizer: Any) -> None:
         """See `Alone`. Machines of different kinds may round differently: then the first rank's
@@ -204,6 +249,10 @@ class Ranks(Alone):
                 fix="run again: training goes on from its last checkpoint",
             )
         console.warn(f"ranks differed by rounding ({off.max():.1e}); the first one's arrays count")
+
+    def most(self, number: float) -> float:
+        """See `Alone`."""
+        return float(self._gathered(number).max())
 
     def barrier(self) -> None:
         """See `Alone`."""

@@ -23,10 +23,11 @@ from stages.core.tables import Examples, read_examples
 from stages.core.update import adapters, batching, schedule
 from stages.core.update.step import Step
 from stages.train import frozen, loop, optimizer, outputs, planning, tracking
-from stages.train.checkpoint import Store, bytes_on_disk
+from stages.train.checkpoint import bytes_on_disk
 from stages.train.guard import Guard
 from stages.train.identity import TRAIN, VALID
 from stages.train.ledger import HandOver, Ledger
+from stages.train.ranks import ALONE, Alone
 from stages.train.state import TrainState
 from stages.train.stopping import Stop
 
@@ -42,29 +43,33 @@ class Session:
         device: What computes.
         folder: Of the run's checkpoints; its name is the run's fingerprint.
         stop: Looked at between micro-batches.
+        ranks: The processes of this run; the first one alone writes.
 
     Raises:
         UserError: A file is missing or does not fit, or the disk has no room for checkpoints.
     """
 
-    def __init__(self, settings: Settings, device: Device, folder: Path, stop: Stop) -> None:
+    def __init__(
+        self, settings: Settings, device: Device, folder: Path, stop: Stop, ranks: Alone = ALONE
+    ) -> None:
         tracking.require(settings.run.report_to)
         self.settings = settings
         self.device = device
         self.manifest = read_manifest()
-        store = Store(folder, folder.name, machine_facts(settings, device))
+        store = ranks.store(folder, machine_facts(settings, device))
         examples, valid = read_examples(TRAIN), read_examples(VALID)
         updates = updates_of(settings, len(examples))
         last = min(updates, settings.train.stop_at_update or updates)
         saved = store.latest(last)
-        ledger = Ledger(folder)
+        ledger = Ledger(store.folder)
         job = planning.Planned(settings, self.manifest, examples, valid, device)
-        plan = planning.plan(job, store.machine, saved, ledger.plan_for(store.machine))
+        recovered = ledger.plan_for(store.machine)
+        plan = ranks.agreed(lambda: planning.plan(job, store.machine, saved, recovered))
         ledger.begin(plan, plan, store.machine)
         self.limits = set_limits(plan, settings.memory.wired_limit_gb, device)
         step, stored = self._step(plan, examples, valid, stop)
         ledger.begin(plan, step.plan, store.machine)
-        self.guard = Guard(step, examples, valid, ledger, self._check)
+        self.guard = Guard(step, examples, valid, ledger, self._check, alone=ranks.size == 1)
         if settings.run.step_timeout_s is not None:
             stop.beat = self.guard.marker.beat
         self.state = TrainState(optimizer.build(settings.train, step.model))
@@ -81,11 +86,14 @@ class Session:
             stop=stop,
             stored=stored,
             guard=self.guard,
+            ranks=ranks,
         )
         if saved is not None:
             store.load(saved, self.state, step.model)
             self.state.resumed.append(self.state.update)
-        require_room(self.job, self.state)
+        ranks.start_equal(self.state, step.model, store)
+        if ranks.first:
+            require_room(self.job, self.state)
 
     def announce(self) -> None:
         """Say what will be trained, at which rates, and from where."""
@@ -113,13 +121,19 @@ class Session:
             RunFailed: A loss, gradient or weight was not finite; the last good state is kept.
             HandOver: Out of memory where only a fresh process can go on; a checkpoint is written.
         """
-        self.job.tracker.start(self.settings, self.job.store.folder.name, self.state.history)
+        ranks = self.job.ranks
+        if ranks.first:
+            self.job.tracker.start(self.settings, self.job.store.fingerprint, self.state.history)
         try:
             loop.train(self.job, self.state)
         except loop.NotFiniteError as error:
-            raise self._failed(error) from error
-        except (Stopped, SystemExit, BrokenPipeError, HandOver):
+            failed = self._failed(error)
+            ranks.barrier()
+            raise failed from error
+        except (Stopped, SystemExit, BrokenPipeError, HandOver) as error:
             self._save()
+            if isinstance(error, Stopped):  # all ranks were; the first one has its checkpoint now
+                ranks.barrier()
             raise
 
     def finish(self) -> None:
@@ -131,8 +145,12 @@ class Session:
         job, state = self.job, self.state
         if len(job.valid) and state.evaluated != state.update:
             loop.validate(job, state)
-        machine = {"limits": self.limits, "recoveries": self.guard.ledger.events}
-        outputs.finish(job, state, self.manifest, self.device, **machine)
+        job.ranks.keep_equal(job.step.model, state.optimizer)
+        if job.ranks.size > 1:
+            state.note_peaks({"any_rank": job.ranks.most(max(state.peaks.values(), default=0.0))})
+        if job.ranks.first:
+            machine = {"limits": self.limits, "recoveries": self.guard.ledger.events}
+            outputs.finish(job, state, self.manifest, self.device, **machine)
         if state.update == job.updates or loop.out_of_patience(job, state):
             job.store.clear()
             self.guard.ledger.clear()

@@ -48,8 +48,8 @@ class Stop:
         if self.number is not None:
             raise Stopped(self.number)
 
-    def with_parent(self, pid: int) -> None:
-        """End with the process `pid`, this one's parent."""
+    def with_parent(self, pid: int | None) -> None:
+        """End with the process `pid`, this one's parent; None: with whoever is the parent now."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         parent.watch(self._orphaned, under_dvc=False, pid=pid)

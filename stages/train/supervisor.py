@@ -56,9 +56,10 @@ def run(settings: Settings, overrides: Sequence[str]) -> int:
         return Restarts(folder, supervisor.run, limit_s).run()
 
 
-def child_command(_settings: Settings, overrides: Sequence[str]) -> list[str]:
-    """The command line of the process that works."""
-    return [sys.executable, "-m", "stages.train", f"--child={os.getpid()}", *overrides]
+def child_command(settings: Settings, overrides: Sequence[str]) -> list[str]:
+    """The command line of the process that works, or starts those that work."""
+    role = "launch" if settings.run.launch.workers() > 1 else "child"
+    return [sys.executable, "-m", "stages.train", f"--{role}={os.getpid()}", *overrides]
 
 
 def require_validated() -> None:

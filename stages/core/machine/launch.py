@@ -32,6 +32,8 @@ ABANDONED_S = 1.0
 """The same once the process that asked for the work is gone."""
 SECONDS_BETWEEN_LOOKS = 0.1
 COMPLETED = "completed"
+LEFT = (COMPLETED, "ring.json", "hosts.json", "rank*.log")
+"""What a run of several processes leaves in its folder, of no use once it is through."""
 LAST_LINES = 20
 
 
@@ -64,7 +66,10 @@ def run(launch: Launch, command: Sequence[str], folder: Path, watched: int) -> i
             expected="every rank at the final barrier",
             fix="see what it printed; then run again: training goes on from its last checkpoint",
         )
-    (folder / COMPLETED).unlink(missing_ok=True)
+    if status == 0:
+        for name in LEFT:
+            for file in folder.glob(name):
+                file.unlink()
     return status
 
 
