@@ -17,6 +17,7 @@ from stages.train.stopping import Stop
 
 if TYPE_CHECKING:
     from stages.train.ranks import Alone
+    from stages.train.session import Session
 
 WAIT_S = 30.0
 """For the child of an earlier run that still writes its last checkpoint."""
@@ -45,6 +46,7 @@ def run(settings: Settings, parent: int) -> None:
     ranks = joined(settings, name)
     console.say(chosen.line())
     with locked(folder / "working", "this run's checkpoints", WAIT_S) if ranks.first else free():
+        session = None
         try:
             session = Session(settings, chosen, folder, stop, ranks)
             session.announce()
@@ -52,7 +54,7 @@ def run(settings: Settings, parent: int) -> None:
             session.train()
             session.finish()
         except Exception as error:
-            if (found := cause(error)) is None:
+            if (found := cause(error, session)) is None:
                 raise
             hand_over(folder, found)
             raise SystemExit(STATUS) from None
@@ -77,7 +79,7 @@ def joined(settings: Settings, name: str) -> Alone:
     return ranks
 
 
-def cause(error: Exception) -> HandOver | None:
+def cause(error: Exception, session: Session | None) -> HandOver | None:
     """What to tell the supervisor: None where memory is not what went wrong.
 
     An exception outside the gradient phase (loading, the optimizer's step, a checkpoint) may have
@@ -86,4 +88,6 @@ def cause(error: Exception) -> HandOver | None:
     if isinstance(error, HandOver):
         return error
     death = recovery.of_exception(error)
-    return None if death is None else HandOver(death, None)
+    if death is None:
+        return None
+    return HandOver(death, None if session is None else session.guard.marker.last)
