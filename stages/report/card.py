@@ -35,7 +35,8 @@ def build(inputs: Inputs) -> str:
         *_samples(inputs),
     ]
     body = "\n\n".join(part for part in parts if part)
-    return f"---\n{front}---\n\n{body}\n"
+    whole = f"---\n{front}---\n\n{body}\n"
+    return whole.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair
 
 
 def metadata(inputs: Inputs) -> dict[str, Any]:

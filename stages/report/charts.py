@@ -14,7 +14,7 @@ MOST_DOTS = 600
 """Rows drawn in the scatter; of more, every n-th."""
 
 
-FEWEST_SMOOTHED = 20
+FEWEST_SMOOTHED = 50
 """Updates from which on the running median is drawn."""
 
 
@@ -51,7 +51,7 @@ def over_updates(title: str, table: pd.DataFrame, name: str, unit: str) -> Marku
 def memory(telemetry: pd.DataFrame, plan: dict[str, Any]) -> Markup:
     """Memory of the process over updates, and the plan's predicted peak as a dashed line."""
     x = column(telemetry, "update")
-    named = {"peak_gb": ("peak", "s1"), "active_gb": ("active", "s2")}
+    named = {"peak_gb": ("MLX, peak", "s1"), "active_gb": ("MLX, after the update", "s2")}
     named |= {"cache_gb": ("allocator cache", "s3"), "footprint_gb": ("whole process", "s0")}
     lines = [
         svg.Line(label, x, column(telemetry, name), class_)
@@ -99,20 +99,21 @@ def scatter(rows: pd.DataFrame) -> Markup:
     x, y = column(shown, "base_loss"), column(shown, "tuned_loss")
     low, high = svg.padded(np.concatenate([x, y]))
     low = max(0.0, low)
-    box = svg.frame((low, high), (low, high), 440, 380)
+    box = svg.frame((low, high), (low, high), 440, 340)
     corner = [(box.across(v), box.up(v)) for v in (box.across.low, box.across.high)]
     (x1, y1), (x2, y2) = corner
     parts: list[object] = box.axes("base loss", svg.ticks(low, high, 6), y_count=6)
+    parts.append(tag("text", "tuned loss", x=f"{x1 + 6:.1f}", y=f"{y2 + 4:.1f}", class_="axis"))
     parts.append(tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_="zero"))
     for row, px, py in zip(shown["row"], x.tolist(), y.tolist(), strict=True):
         name = tag("title", f"row {row}: {px:.3f} to {py:.3f}")
         spot = {"cx": f"{box.across(px):.1f}", "cy": f"{box.up(py):.1f}"}
         parts.append(tag("circle", name, **spot, r=3, class_="s1 dot"))
-    note = "each dot is a row; below the line it improved"
+    note = "a dot is a row; below the line: improved"
     if step > 1:
         note += f"; one row in {step} is drawn"
     title = "Tuned against base loss, row by row"
-    return _figure("Tuned against base loss", note, svg.drawing(title, 440, 380, *parts))
+    return _figure("Tuned against base loss", note, svg.drawing(title, 440, 340, *parts))
 
 
 def dumbbell(base: float, tuned: float, low: float, high: float) -> Markup:
@@ -124,7 +125,7 @@ def dumbbell(base: float, tuned: float, low: float, high: float) -> Markup:
         140,
         20,
         tag("line", x1=a, x2=b, y1=10, y2=10, class_="whisker s1"),
-        tag("circle", cx=a, cy=10, r=4, class_="s0"),
+        tag("circle", cx=a, cy=10, r=5.5, class_="ring"),
         tag("circle", cx=b, cy=10, r=4, class_="s1"),
         class_="mini",
     )

@@ -14,6 +14,13 @@ from stages.report.section import Section, absent, badge, heading
 SPLITS = ("train", "valid", "test")
 ALWAYS = ("rows read", "kept", "tokens", "targets", "targets lost")
 MOST_REJECTED = 50
+POLICIES = {
+    "split": "are cut into pieces, and every target is trained once",
+    "truncate_start": "lose their beginning",
+    "truncate_end": "lose their end",
+    "drop": "are left out",
+    "error": "stop the run",
+}
 LEVELS = {"error": "error", "warning": "warning", "ok": "ok"}
 
 
@@ -23,9 +30,14 @@ def section(inputs: Inputs) -> Section:
     body += [notes(inputs), samples.trained_tokens(inputs)]
     if all(part is None for part in body):
         return Section("data", "Data", absent("Reports on the data", "split"))
+    return Section("data", "Data", join(body), lead(inputs))
+
+
+def lead(inputs: Inputs) -> str:
+    """What happens to rows beyond the cap, in a sentence."""
     cap = inputs.settings.split
-    lead = f"Cap {words.count(cap.max_seq_length)} tokens, longer rows by policy {cap.policy}."
-    return Section("data", "Data", join(body), lead)
+    what = POLICIES.get(cap.policy, f"go by split.policy={cap.policy}")
+    return f"Rows of more than {words.count(cap.max_seq_length)} tokens {what}."
 
 
 def survival(inputs: Inputs) -> Markup | None:
@@ -92,7 +104,7 @@ def image(inputs: Inputs) -> Markup | None:
         return None
     source = "data:image/png;base64," + base64.b64encode(inputs.lengths_png).decode()
     alt = "Histogram of lengths in tokens, with the cap"
-    return tag("figure", tag("img", src=source, alt=alt), class_="picture full")
+    return tag("figure", tag("img", src=source, alt=alt), class_="picture")
 
 
 def rejected(inputs: Inputs) -> Markup | None:
@@ -154,10 +166,16 @@ def _check(check: Mapping[str, Any]) -> Markup:
     return tag(
         "div",
         badge(check["level"], level),
-        tag("p", tag("b", check["name"]), " ", check["message"]),
+        tag("p", tag("b", check["name"]), " ", check["message"] or _found(check)),
         tag("dl", *extra, class_="facts") if extra else None,
         class_="check",
     )
+
+
+def _found(check: Mapping[str, Any]) -> str:
+    """What a check that passed in silence looked at."""
+    parts = [str(check[key]) for key in ("found", "expected") if check.get(key) not in (None, "")]
+    return ", ".join(parts)
 
 
 def _split(report: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:

@@ -11,8 +11,10 @@ from typing import Any
 
 VOID = {"br", "hr", "img", "meta"}
 
-UNSEEN = {ord(c): f"\\x{ord(c):02x}" for c in map(chr, range(32)) if c not in "\t\n\r"}
-"""HTML has no way to hold these control characters; they are shown as escapes."""
+UNSEEN = {code: f"\\x{code:02x}" for code in range(32) if chr(code) not in "\t\n\r"}
+UNSEEN |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
+"""HTML has no way to hold these control characters, UTF-8 none to hold half of a surrogate pair;
+they are shown as escapes."""
 
 
 class Markup(str):
@@ -80,7 +82,9 @@ def table(
         tag(
             "tr",
             *(
-                tag("th", cell, scope="row") if i == 0 else tag("td", cell, class_=side(i))
+                tag("th", cell, scope="row", class_=side(i))
+                if i == 0
+                else tag("td", cell, class_=side(i))
                 for i, cell in enumerate(row)
             ),
         )

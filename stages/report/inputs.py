@@ -15,6 +15,7 @@ import pandas as pd
 
 from stages.core import files, paths
 from stages.core.config.settings import Settings
+from stages.report import reading
 
 REPORTS = Path("reports")
 STAGES = {
@@ -31,6 +32,8 @@ STAGES = {
     "reports/evaluate/rows.parquet": "evaluate",
 }
 """File and the stage that makes it."""
+MADE = ("dvc.lock", "reports/evaluate/metrics.json")
+"""Files in git that the pipeline writes while it runs."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,6 @@ class Inputs:
 
     settings: Settings
     manifest: dict[str, Any] | None = None
-    adapter: dict[str, Any] | None = None
     adapter_sha256: str | None = None
     collect: dict[str, Any] | None = None
     tokenize: dict[str, Any] | None = None
@@ -71,6 +73,8 @@ class Inputs:
     rows: pd.DataFrame | None = None
     prove: dict[str, Any] | None = None
     commit: str = ""
+    changed: list[str] = field(default_factory=list)
+    """Tracked files that differ from the commit, but for those that the run itself writes."""
     missing: dict[str, list[str]] = field(default_factory=dict)
     """Stage → its files that are not there."""
 
@@ -79,56 +83,49 @@ def read(settings: Settings) -> Inputs:
     """Read the current directory's run.
 
     Raises:
-        UserError: A file is there but cannot be read.
+        UserError: A file is there but cannot be read, or is not what its stage writes.
     """
     missing: dict[str, list[str]] = {}
     for name, stage in STAGES.items():
         if not Path(name).exists():
             missing.setdefault(stage, []).append(name)
-    rows, image = REPORTS / "evaluate/rows.parquet", REPORTS / "lengths.png"
     weights = Path("adapters/adapters.safetensors")
+    commit, changed = _commit()
     return Inputs(
         settings=settings,
-        manifest=_json(Path("data/model.json")),
-        adapter=_json(Path("adapters/adapter_config.json")),
+        manifest=reading.json(Path("data/model.json")),
         adapter_sha256=files.sha256_file(weights) if weights.exists() else None,
-        collect=_json(REPORTS / "collect.json"),
-        tokenize=_json(REPORTS / "tokenize.json"),
-        split=_json(REPORTS / "split.json"),
-        lengths_png=image.read_bytes() if image.exists() else None,
-        validate=_json(REPORTS / "validate.json"),
+        collect=reading.json(REPORTS / "collect.json"),
+        tokenize=reading.json(REPORTS / "tokenize.json"),
+        split=reading.json(REPORTS / "split.json"),
+        lengths_png=reading.image(REPORTS / "lengths.png"),
+        validate=reading.json(REPORTS / "validate.json"),
         training=_training(),
-        metrics=_json(REPORTS / "evaluate/metrics.json"),
-        samples=_json(REPORTS / "evaluate/samples.json"),
-        rows=pd.read_parquet(rows) if rows.exists() else None,
-        prove=_json(REPORTS / "prove.json"),
-        commit=_commit(),
+        metrics=reading.json(REPORTS / "evaluate/metrics.json"),
+        samples=reading.json(REPORTS / "evaluate/samples.json"),
+        rows=reading.parquet(REPORTS / "evaluate/rows.parquet"),
+        prove=reading.json(REPORTS / "prove.json"),
+        commit=commit,
+        changed=changed,
         missing=missing,
     )
 
 
-def _json(path: Path) -> Any:
-    return files.read_json(path) if path.exists() else None
-
-
 def _training() -> Training | None:
     folder = REPORTS / "train"
-    stopped = _json(folder / "stopped.json")
-    if (folder / "run.json").exists():
-        return Training(files.read_json(folder / "run.json"), *_tables(folder), stopped=stopped)
+    stopped, run = reading.json(folder / "stopped.json"), reading.json(folder / "run.json")
+    if run is not None:
+        return Training(run, *_tables(folder), stopped=stopped)
     newest = _newest_checkpoint()
     if newest is None:
         return None if stopped is None else Training({}, *_tables(folder), stopped=stopped)
-    state = files.read_json(newest / "state.json")
+    state = reading.json(newest / "state.json") or {}
     run = {"plan": state.get("plan", {})}
     return Training(run, *_tables(newest), checkpoint=int(newest.name), stopped=stopped)
 
 
 def _tables(folder: Path) -> list[pd.DataFrame]:
-    return [
-        pd.read_csv(folder / name) if (folder / name).exists() else pd.DataFrame()
-        for name in ("history.csv", "valid.csv", "run.csv")
-    ]
+    return [reading.csv(folder / name) for name in ("history.csv", "valid.csv", "run.csv")]
 
 
 def _newest_checkpoint() -> Path | None:
@@ -138,16 +135,22 @@ def _newest_checkpoint() -> Path | None:
     return max(found, key=lambda folder: (folder / "state.json").stat().st_mtime, default=None)
 
 
-def _commit() -> str:
-    """The commit this folder is at, with ` and changes` where tracked files differ; "" unknown."""
+def _commit() -> tuple[str, list[str]]:
+    """The commit this folder is at, and tracked files that differ from it; "" where unknown.
+
+    What the run itself writes is no change to it.
+    """
     try:
-        commit = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
+        commit = _git("rev-parse", "--short=12", "HEAD").strip()
+        others = [f":(exclude){name}" for name in MADE]
+        status = _git(
+            "status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", *others
+        )
     except (OSError, subprocess.CalledProcessError):
-        return ""
-    return f"{commit} and changes" if changed else commit
+        return "", []
+    return commit, [entry[3:] for entry in status.split("\0") if entry]
 
 
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return done.stdout

@@ -13,6 +13,8 @@ from stages.report.section import Section, notice
 STYLE = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a browser may do with the page: show it. No script, no request."""
+PACKING = re.compile(r"(?<=.)[._-](I?Q\d\w*|F16|F32|BF16)(\.gguf)?$", re.IGNORECASE)
+"""How a GGUF file holds its weights, at the end of its name: told under What was run."""
 
 
 def build(inputs: Inputs) -> str:
@@ -44,8 +46,8 @@ def build(inputs: Inputs) -> str:
 def headline(inputs: Inputs) -> str:
     """Which model, on which data."""
     settings = inputs.settings
-    model = inputs.manifest["name"] if inputs.manifest else settings.model.repo
-    model = model or Path(settings.model.path or "").name
+    name = inputs.manifest["name"] if inputs.manifest else settings.model.repo
+    model = PACKING.sub("", name or Path(settings.model.path or "").name)
     path = settings.data.path
     rows = re.split("[/:]", path.rstrip("/"))[-1] if path else "data/source"
     return f"{model} on {rows}"

@@ -13,18 +13,12 @@ from stages.report.section import Section, absent, heading
 Metrics = Mapping[str, Any]
 KEY = join(
     [
-        tag("i", class_="key dots s0"),
+        tag("i", class_="key dots ring"),
         "base ",
         tag("i", class_="key dots s1"),
         "tuned",
     ]
 )
-SCORES = {
-    "exact_match": "exact match",
-    "normalised_match": "normalised match",
-    "json_valid": "valid JSON (where JSON is expected)",
-    "json_equal": "equal JSON (where JSON is expected)",
-}
 
 
 def section(inputs: Inputs) -> Section:
@@ -33,12 +27,11 @@ def section(inputs: Inputs) -> Section:
     if metrics is None:
         return Section("result", "Result", absent("The comparison with the base model", "evaluate"))
     ends = [metrics[f"loss_change{end}"] for end in ("", "_low", "_high")]
-    left = tag("div", comparison(metrics), charts.interval(*ends))
+    left = tag("div", comparison(metrics), charts.interval(*ends), apart(metrics))
     right = charts.scatter(inputs.rows) if inputs.rows is not None and len(inputs.rows) else None
     lengths, positions = metrics.get("by_length", []), metrics.get("by_position", [])
     body = [
         tag("div", left, right, class_="grid2"),
-        tag("div", apart(metrics), answers(metrics), class_="grid2"),
         by_class("By length of the row", "tokens of the row", lengths),
         by_class("By position of the target", "tokens before it", positions),
         extremes(inputs.samples or {}),
@@ -84,23 +77,7 @@ def apart(metrics: Metrics) -> Markup | None:
             cells += [words.nats(loss) for loss in losses]
             rows.append([name, *cells, words.signed(losses[1] - losses[0])])
     columns = ["", "rows", "targets", "base", "tuned", "change"]
-    return tag("div", heading("Rows that also stand in train"), table(columns, rows))
-
-
-def answers(metrics: Metrics) -> Markup | None:
-    """Scores of the generated answers."""
-    found = metrics.get("answers") or {}
-    if not found.get("rows"):
-        return None
-    rows = [
-        [label, words.percent(found["base"].get(key)), words.percent(found["tuned"].get(key))]
-        for key, label in SCORES.items()
-        if key in found["base"]
-    ]
-    title = f"Generated answers, {words.plural(found['rows'], 'row')}"
-    note = "Greedy answers, as under Samples; raise evaluate.samples to score more rows."
-    scores = table(["score", "base", "tuned"], rows)
-    return tag("div", heading(title), scores, tag("p", note, class_="note"))
+    return join([heading("Rows that also stand in train"), table(columns, rows)])
 
 
 def by_class(title: str, what: str, classes: Sequence[Metrics]) -> Markup | None:
@@ -118,7 +95,9 @@ def by_class(title: str, what: str, classes: Sequence[Metrics]) -> Markup | None
         losses = [words.nats(base), words.nats(tuned), words.signed(tuned - base)]
         dots = charts.dumbbell(base, tuned, min(values), max(values))
         rows.append([c["tokens"], *counts, *losses, dots])
-    return join([heading(title), table(columns, rows, text_columns=(0, len(columns) - 1))])
+    return join(
+        [heading(title), table(columns, rows, text_columns=(0, len(columns) - 1), class_="classes")]
+    )
 
 
 def extremes(samples: Metrics) -> Markup | None:
@@ -133,20 +112,22 @@ def extremes(samples: Metrics) -> Markup | None:
 def _rows_table(title: str, entries: Sequence[Metrics]) -> Markup | None:
     if not entries:
         return None
-    columns = ["row", "where", "targets", "base", "tuned", "change", "answer"]
+    columns = ["change", "base", "tuned", "answer in the data"]
     rows = [
         [
-            e["row"],
-            f"{e['source']}:{e['line']}",
-            words.count(e["targets"]),
-            words.nats(e["base_loss"]),
-            words.nats(e["tuned_loss"]),
             words.signed(e["tuned_loss"] - e["base_loss"]),
-            tag("span", e["answer"], class_="excerpt"),
+            *(f"{e[name]:.3f}" for name in ("base_loss", "tuned_loss")),
+            [tag("span", e["answer"], class_="excerpt"), tag("small", _origin(e))],
         ]
         for e in entries
     ]
-    return join([heading(title), table(columns, rows, text_columns=(0, 1, 6))])
+    body = table(columns, rows, text_columns=(3,), class_="extremes")
+    return join([heading(title), body])
+
+
+def _origin(entry: Metrics) -> str:
+    where = f"{entry['source']}:{entry['line']}"
+    return f"{where} · row {entry['row']} · {words.plural(entry['targets'], 'target')}"
 
 
 def _totals(name: str, m: Metrics) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stages.core.config import schema, settings
+from stages.core.config.settings import PARAMS
 from stages.core.fingerprint import fingerprint
 from stages.report import words
 from stages.report.html import Markup, facts, join, table, tag
@@ -16,6 +17,8 @@ from stages.report.inputs import Inputs
 from stages.report.section import Section, absent, heading
 
 BARE = re.compile(r"[A-Za-z][\w./:@+-]*")
+MOST_NAMED = 5
+"""Changed files that are named."""
 RESERVED = {"null", "true", "false", "nan", "inf"}
 """Strings that need no quotes in an override, and those that would be read as something else."""
 
@@ -39,11 +42,19 @@ def section(inputs: Inputs) -> Section:
 
 def commands(inputs: Inputs) -> list[str]:
     """The lines that repeat the run in a clone of the repository."""
-    commit = inputs.commit.split(" ")[0]
-    first = [f"git checkout {commit}"] if commit else []
-    if inputs.commit.endswith("changes"):
-        first[0] += "    # made with changes that were not in this commit"
-    return [*first, "make repro"]
+    if not inputs.commit:
+        return ["make repro"]
+    notes = []
+    if inputs.changed:
+        notes.append(f"# made with changes to {_named(inputs.changed)}, which this commit lacks")
+    if inputs.changed == [PARAMS]:  # `dvc exp run -S …`
+        notes.append("# its values are below, under All settings as one command")
+    return [f"git checkout {inputs.commit}", *notes, "make repro"]
+
+
+def _named(changed: list[str]) -> str:
+    rest = len(changed) - MOST_NAMED
+    return ", ".join(changed[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def overrides(mathematics: Mapping[str, Any]) -> list[str]:
@@ -81,6 +92,7 @@ def _identity(inputs: Inputs, mathematics: Mapping[str, Any]) -> Markup:
     versions = (inputs.training.run.get("versions") if inputs.training else None) or {}
     pairs = [
         ("commit", inputs.commit or None),
+        ("changed since", _named(inputs.changed) if inputs.changed else None),
         ("settings", fingerprint(mathematics)),
         *versions.items(),
     ]

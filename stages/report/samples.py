@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.report import words
-from stages.report.html import Markup, join, tag
+from stages.report.html import Markup, join, table, tag
 from stages.report.inputs import Inputs
 from stages.report.section import Section, absent, badge, heading
 
 MOST_SHOWN = 20
+SCORES = {
+    "exact_match": "exact match",
+    "normalised_match": "normalised match",
+    "json_valid": "valid JSON (where JSON is expected)",
+    "json_equal": "equal JSON (where JSON is expected)",
+}
 OPEN, CLOSE = "⟦", "⟧"
 """Around targets in the decoded samples of reports/tokenize.json."""
 
@@ -28,11 +34,29 @@ def section(inputs: Inputs) -> Section:
         "Greedy answers to prompts that a fixed seed chose, cut at"
         f" {inputs.settings.evaluate.max_new_tokens} new tokens."
     )
-    body = [_sample(entry) for entry in entries[:MOST_SHOWN]]
+    body = [scores(inputs.metrics or {}), *(_sample(entry) for entry in entries[:MOST_SHOWN])]
     rest = len(entries) - MOST_SHOWN
     if rest > 0:
-        body.append(tag("p", f"{rest} more in reports/evaluate/samples.json.", class_="note"))
+        body.append(
+            tag("p", f"{words.count(rest)} more in reports/evaluate/samples.json.", class_="note")
+        )
     return Section("samples", "Samples", join(body), lead)
+
+
+def scores(metrics: Mapping[str, Any]) -> Markup | None:
+    """Which share of the answers is that of the data."""
+    found = metrics.get("answers") or {}
+    if not found.get("rows"):
+        return None
+    rows = [
+        [label, words.percent(found["base"].get(key)), words.percent(found["tuned"].get(key))]
+        for key, label in SCORES.items()
+        if key in found["base"]
+    ]
+    title = f"{words.plural(found['rows'], 'answer')} scored"
+    note = "evaluate.samples says how many rows are asked."
+    body = table([title, "base", "tuned"], rows, class_="short")
+    return join([body, tag("p", note, class_="note")])
 
 
 def trained_tokens(inputs: Inputs) -> Markup | None:
@@ -54,13 +78,19 @@ def _sample(entry: Mapping[str, Any]) -> Markup:
     title = f"Row {entry['row']} · {entry['source']}:{entry['line']}"
     prompt = _turns(entry) if entry["turns"] else _quote("prompt", entry["prompt"])
     both = [_answer(name, entry[name]) for name in ("base", "tuned")]
+    given = [tag("div", prompt), _quote("in the data", entry["reference"], "reference")]
     return tag(
         "article",
         tag("h3", title),
-        prompt,
-        _quote("in the data", entry["reference"], "reference"),
+        tag("div", *given, class_="grid2"),
         tag("div", *both, class_="grid2"),
     )
+
+
+def worded(text: str) -> Markup:
+    """Text as it is, what stands between lines of ``` in the type of code."""
+    parts = re.split(r"(^```[^\n`]*\n.*?(?:^```[ \t]*$|\Z))", text, flags=re.DOTALL | re.MULTILINE)
+    return join(tag("span", part, class_="mono") if i % 2 else part for i, part in enumerate(parts))
 
 
 def _turns(entry: Mapping[str, Any]) -> Markup:
@@ -86,7 +116,7 @@ def _answer(name: str, answer: Mapping[str, Any]) -> Markup:
 
 
 def _quote(name: str, text: str, class_: str = "") -> Markup:
-    shown = text if text.strip() else tag("i", "nothing")
+    shown = worded(text) if text.strip() else tag("i", "nothing")
     said = tag("div", shown, class_="words", dir="auto")
     return tag("div", tag("div", name, class_="who"), said, class_=f"quote {class_}".strip())
 

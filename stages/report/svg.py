@@ -14,6 +14,8 @@ import numpy as np
 
 from stages.report.html import Markup, tag
 
+SMALL = 1e-3
+"""Numbers below it are written with a power of ten: 1e-4 beside 7.5e-5, not 0.0001."""
 MOST_POINTS = 500
 """Points drawn of one line; longer ones keep the lowest and highest of each stretch."""
 
@@ -67,12 +69,16 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A number for an axis: four digits at most, a true minus (0.0002, 2e-5, −1.5, 12k, 3M)."""
+    """A number for an axis: four digits at most, a true minus (0.25, 2e-4, −1.5, 12k, 3M)."""
+    sign = "−" if value < 0 else ""
+    if 0 < abs(value) < SMALL:
+        digits, power = f"{abs(value):.3e}".split("e")
+        return f"{sign}{float(digits):g}e{int(power)}"
     size, letter = next(
         (one for one in ((1e9, "G"), (1e6, "M"), (1e4, "k")) if abs(value) >= one[0]), (1, "")
     )
-    text = f"{abs(value) / (1e3 if letter == 'k' else size):.4g}".replace("e-0", "e-")
-    return f"{'−' if value < 0 else ''}{text}{letter}"
+    text = f"{abs(value) / (1e3 if letter == 'k' else size):.4g}"
+    return f"{sign}{text}{letter}"
 
 
 def thinned(x: np.ndarray, y: np.ndarray, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from stages.report import charts, words
 from stages.report.html import Markup, facts, join, tag
@@ -84,7 +88,7 @@ def machine(inputs: Inputs) -> Section:
     if training is None or not (training.run or len(training.telemetry)):
         return Section("machine", "Machine", absent("Telemetry of the training run", "train"))
     run, telemetry = training.run, training.telemetry
-    body: list[Any] = [tag("div", _where(run), _plan(run), class_="grid2")]
+    body: list[Any] = [tag("div", _where(run, telemetry), _plan(run), class_="grid2")]
     body += [notice("info", note) for note in run.get("switched_off") or []]
     if len(telemetry):
         body.append(
@@ -102,7 +106,7 @@ def machine(inputs: Inputs) -> Section:
     return Section("machine", "Machine", join(body), lead_)
 
 
-def _where(run: Mapping[str, Any]) -> Markup:
+def _where(run: Mapping[str, Any], telemetry: pd.DataFrame) -> Markup:
     device = run.get("device") or {}
     rate = device.get("gflops")
     blas = device.get("blas")
@@ -112,6 +116,7 @@ def _where(run: Mapping[str, Any]) -> Markup:
         ("device", _both(device.get("kind"), device.get("name"))),
         ("BLAS", _both(blas, f"{rate:.0f} GFLOP/s" if rate else None)),
         ("threads", device.get("threads")),
+        ("updates took", _took(telemetry)),
         ("resumed at", resumed if run.get("host") else None),
         ("recoveries", _recoveries(run)),
     ]
@@ -142,8 +147,21 @@ def _peaks(plan: Mapping[str, Any]) -> str | None:
     predicted, measured = plan.get("predicted_peak_gb"), plan.get("measured_peak_gb")
     if predicted is None and measured is None:
         return None
-    first = "no prediction" if predicted is None else f"predicted {words.gb(predicted)}"
-    return f"{first}, measured {words.gb(measured)}"
+    if predicted is None:
+        return f"measured {words.gb(measured)}, by rule and not predicted"
+    return f"predicted {words.gb(predicted)}, measured {words.gb(measured)}"
+
+
+def _took(telemetry: pd.DataFrame) -> str | None:
+    """Their time without validations, and tokens per second of all together."""
+    seconds = charts.column(telemetry, "seconds")
+    rates = charts.column(telemetry, "tokens_per_second")
+    known = np.isfinite(seconds) & np.isfinite(rates) if len(rates) == len(seconds) else []
+    if not np.any(known):
+        return None
+    total = float(seconds[known].sum())
+    rate = float((rates[known] * seconds[known]).sum()) / total if total > 0 else math.nan
+    return f"{words.seconds(total)}, {words.short(rate)} tokens per second"
 
 
 def _predicted_seconds(plan: Mapping[str, Any]) -> str | None:

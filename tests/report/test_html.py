@@ -12,6 +12,7 @@ from tests.report.parsing import Page
         ("\"double\" 'single'", "&quot;double&quot; &#x27;single&#x27;"),
         ("&lt;", "&amp;lt;"),
         ("\x00\x07\x1b[0m", "\\x00\\x07\\x1b[0m"),
+        ("half \ud83d of a pair", "half \\ud83d of a pair"),
         ("tab\tline\nend", "tab\tline\nend"),
         ("👩‍👩‍👧 שלום", "👩‍👩‍👧 שלום"),
         (12, "12"),

@@ -2,14 +2,17 @@ import json
 import math
 import re
 import shutil
+import subprocess
 
+import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from stages.commands.proving.finding import Finding
 from stages.core.config import schema
+from stages.core.config.checks import CHOICES
 from stages.core.errors import UserError
-from stages.report import inputs, page, run
+from stages.report import inputs, page, run, samples
 from tests.report import example
 from tests.report.parsing import Page
 
@@ -78,8 +81,8 @@ def test_numbers_of_the_result_are_those_of_metrics_json(folder):
         assert number in text
     for number in ("2.4191", "1.8420", "−0.5771"):  # rows not in train
         assert number in text
-    assert "33.3%" in text  # exact match
     assert "−44.2%" in text  # exp(1.8311 - 2.4137) - 1
+    assert "33.3%" in built().sections["samples"]  # exact match
     assert round(100 * (math.exp(1.8311 - 2.4137) - 1), 1) == -44.2
 
 
@@ -204,12 +207,120 @@ def test_the_command_with_all_settings_gives_these_settings_back():
 
 
 def test_commit_and_changes_are_in_the_repeat_command():
-    def lines(commit):
-        return run.commands(inputs.Inputs(example.SETTINGS, commit=commit))
+    def lines(commit, *changed):
+        return run.commands(inputs.Inputs(example.SETTINGS, commit=commit, changed=list(changed)))
 
     assert lines("") == ["make repro"]
     assert lines("abc123") == ["git checkout abc123", "make repro"]
-    assert lines("abc123 and changes")[0].startswith("git checkout abc123    # made with changes")
+    first, note, last = lines("abc123", "conf/config.yaml", "params.yaml")
+    assert (first, last) == ("git checkout abc123", "make repro")
+    assert note == "# made with changes to conf/config.yaml, params.yaml, which this commit lacks"
+    assert "All settings as one command" in lines("abc123", "params.yaml")[2]
+    assert "a, b, c, d, e and 2 more, which" in lines("abc123", *"abcdefg")[1]
+
+
+def test_what_a_run_writes_itself_is_no_change_to_its_commit(folder):
+    def git(*words):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], check=True, cwd=folder
+        )
+
+    (folder / "conf").mkdir()
+    for name in ("dvc.lock", "conf/größe.yaml"):
+        (folder / name).write_text("a")
+    git("init", "-q")
+    git("add", "dvc.lock", "conf", "reports/evaluate/metrics.json")
+    git("commit", "-q", "-m", "start")
+    (folder / "dvc.lock").write_text("b")
+    metrics = folder / "reports/evaluate/metrics.json"
+    metrics.write_text(metrics.read_text() + "\n")
+    found = inputs.read(example.SETTINGS)
+    assert len(found.commit) == 12
+    assert found.changed == []
+    (folder / "conf/größe.yaml").write_text("b")
+    assert inputs.read(example.SETTINGS).changed == ["conf/größe.yaml"]
+    assert "größe.yaml, which this commit lacks" in built().sections["run"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M-Instruct"),
+        ("Qwen3-0.6B-Q8_0", "Qwen3-0.6B"),
+        ("model.IQ4_XS.gguf", "model"),
+        ("Llama-3.2-1B-F16", "Llama-3.2-1B"),
+        ("Qwen2.5-Q", "Qwen2.5-Q"),
+        ("Q4_1", "Q4_1"),
+    ],
+)
+def test_the_headline_names_the_model_and_the_facts_its_file(folder, name, shown):
+    file = folder / "data/model.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "name": name}))
+    found = built()
+    assert f"{shown} on docstrings" in found.text
+    assert name in found.sections["run"]
+
+
+def test_code_between_fences_is_set_as_code_and_nothing_is_lost():
+    text = "Say\n```python\na < b\n```\nand `this`\n```\ncut of"
+    shown = samples.worded(text)
+    assert Page(shown).text == text
+    assert re.findall('<span class="mono">(.*?)</span>', shown, flags=re.DOTALL) == [
+        "```python\na &lt; b\n```",
+        "```\ncut of",
+    ]
+
+
+def test_time_and_speed_of_all_updates_together(folder):
+    telemetry = pd.DataFrame(
+        {"update": [1, 2, 3], "seconds": [10, 30, None], "tokens_per_second": [100, 200, None]}
+    )
+    telemetry.to_csv(folder / "reports/train/run.csv", index=False)
+    assert "40.0 s, 175 tokens per second" in built().sections["machine"]
+    telemetry.assign(seconds=None).to_csv(folder / "reports/train/run.csv", index=False)
+    assert "updates took" not in built().sections["machine"]
+
+
+def test_a_plan_without_prediction_says_so(folder):
+    file = folder / "reports/train/run.json"
+    record = json.loads(file.read_text())
+    record["plan"]["predicted_peak_gb"] = None
+    file.write_text(json.dumps(record))
+    text = built().sections["machine"]
+    assert "measured 1.093\u00a0GB, by rule and not predicted" in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [("split", "cut into pieces"), ("truncate_end", "lose their end"), ("drop", "left out")],
+)
+def test_the_policy_for_long_rows_is_a_sentence(folder, policy, words):
+    assert policy in CHOICES["split.policy"]
+    settings = schema.Settings(split=schema.Split(policy=policy, max_seq_length=1500))
+    text = built(settings).sections["data"]
+    assert "Rows of more than 1,500 tokens" in text
+    assert words in text
+
+
+def test_a_page_stays_small_whatever_the_run_was(folder):
+    """100,000 rows, 10,000 samples, 60,000 updates, 50,000 refused rows."""
+    rows = example.rows(100_000)
+    rows.to_parquet(folder / "reports/evaluate/rows.parquet")
+    file = folder / "reports/evaluate/samples.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "samples": record["samples"] * 3334}))
+    history = pd.concat([example.tables()[0]] * 1000).assign(update=range(1, 60_001))
+    history.to_csv(folder / "reports/train/history.csv", index=False)
+    file = folder / "reports/collect.json"
+    record = json.loads(file.read_text())
+    train = record["splits"]["train"]
+    train |= {"rejected": train["rejected"] * 50_000, "rejected_rows": 50_000}
+    file.write_text(json.dumps(record))
+    source = page.build(inputs.read(example.SETTINGS))
+    assert len(source.encode()) < 400_000
+    text = Page(source).text
+    for words in ("50,000 rows left out", "49,950 more", "9,982 more", "one row in 167 is drawn"):
+        assert words in text
 
 
 def test_findings_of_prove_stand_in_a_table_part_by_part(folder):
