@@ -19,6 +19,7 @@ from stages.core.activations.prepare import Source, prepare
 from stages.core.config.settings import Settings
 from stages.core.errors import UserError
 from stages.core.machine.device import Device
+from stages.core.memory.budget import budget
 from stages.core.memory.plan import Plan
 from stages.core.memory.rule import by_rule
 from stages.core.model import models
@@ -27,6 +28,7 @@ from stages.core.model.tokenizers import load_tokenizer
 from stages.core.tables import Examples
 from stages.core.update import batching
 from stages.evaluate import records, samples, scores, summary
+from stages.evaluate.fitting import fitted
 from stages.evaluate.losses import Pair, open_pair
 from stages.evaluate.metrics import metrics
 from stages.evaluate.tally import RowTable, Tally, row_table
@@ -53,6 +55,9 @@ def evaluate(settings: Settings, machine: Device) -> None:
     folder = models.folder(manifest, settings.model)
     model, _ = models.load_model(folder, settings.model.dtype)
     pair = open_pair(model, ADAPTERS, plan)
+    info = mx.device_info() if machine.kind != "cpu" else None
+    limit = budget(settings.memory.budget_gb, machine.kind, info)
+    plan = fitted(pair, examples, plan, limit, settings.memory.budget_gb != "auto")
     if plan.activation_cache and pair.shared:
         source = Source(pair.step.staged, pair.cut, manifest, plan, settings.memory, machine.kind)
         pair.stored = (prepare(source, {split: examples}) or {}).get(split)
