@@ -527,6 +527,78 @@ def test_no_yaml_no_file_and_nothing(capfd):
         assert "--it" in capfd.readouterr().err
 
 
+TEN = "[" + ",".join(["x"] * 10) + "]"
+ODD = {
+    "tabs": ("model: a/b\n\tbatch_size: 4\n", "odd.yaml:2:1"),
+    "a key twice": ("model: a/b\niters: 10\niters: 20\n", "odd.yaml:3:1"),
+    "two documents": ("model: a/b\n---\nmodel: c/d\n", "odd.yaml:2:1"),
+    "only a word": ("model\n", "key: value"),
+    "another word": ("some text\n", "some text"),
+    "an unknown key without a value": ("model: a/b\nitrs:\n", "itrs (nearest: iters)"),
+    "a list": ("- model: a/b\n", "holds no keys"),
+    "nothing": ("", "no key"),
+    "a comment": ("# model: a/b\n", "no key"),
+    "a number in quotes": ('model: a/b\niters: "100"\n', '"100", which is text'),
+    "a list for a number": ("model: a/b\niters: [100]\n", "[100]"),
+    "a list for a word": ("model: [a, b]\n", "['a', 'b']"),
+    "keys for a number": ("model: a/b\nlearning_rate: {a: 1}\n", "{'a': 1}"),
+    "not a number": ("model: a/b\nlearning_rate: .nan\n", "correct odd.yaml"),
+    "a seed too large": (f"model: a/b\nseed: {2**80}\n", "correct odd.yaml"),
+    "a variable": ("model: ${oc.env:HOME}/model\n", "odd.yaml: model"),
+    "a variable below": ("lora_parameters: {keys: ['${x}']}\n", "lora_parameters.keys"),
+    "code": ("model: !!python/object/apply:os.getcwd []\n", "odd.yaml:1:8"),
+    "aliases of aliases": (
+        f"a: &a {TEN}\n"
+        + "".join(
+            f"{n}: &{n} [{','.join([f'*{m}'] * 10)}]\n" for m, n in zip("abcdefgh", "bcdefghi")
+        ),
+        "more than 10000 values",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", list(ODD))
+def test_odd_files_are_refused_with_the_place(capfd, odd):
+    text, words = ODD[odd]
+    Path("odd.yaml").write_text(text)
+    assert convert.main(["odd.yaml"]) == 2
+    said = capfd.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+    assert not Path("conf/experiment/odd.yaml").exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfem\x00", bytes(range(256))], ids=["utf-16", "bytes"])
+def test_other_bytes_are_refused(capfd, content):
+    Path("odd.yaml").write_bytes(content)
+    assert convert.main(["odd.yaml"]) == 2
+    assert "odd.yaml" in capfd.readouterr().err
+
+
+def test_a_byte_order_mark_anchors_and_json_are_fine():
+    words = "\ufefflora_parameters: &it\r\n  <<: {rank: 4}\r\n  scale: 20.0\r\nmodel: m\r\n"
+    Path("odd.yaml").write_bytes(words.encode())
+    assert convert.main(["odd.yaml"]) == 0
+    assert composed("odd").train.lora_parameters.rank == 4
+    Path("mine.json").write_text(json.dumps({**SHORT, "iters": 7}))
+    assert convert.main(["mine.json"]) == 0
+    assert composed("mine").train.updates == 7
+
+
+def test_a_folder_that_mlx_lm_trained_into_says_how(capfd):
+    """mlx-lm writes all its arguments beside the adapter."""
+    folder = Path("theirs/adapters")
+    folder.mkdir(parents=True)
+    assert convert.main(["theirs/adapters"]) == 2
+    assert "theirs/adapters" in capfd.readouterr().err
+    said = {**mlx_lora.CONFIG_DEFAULTS, **SHORT, "train": True, "iters": 30, "batch_size": 2}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    assert convert.main(["theirs/adapters", "--name", "theirs"]) == 0
+    found = composed("theirs")
+    assert (found.train.updates, found.train.effective_batch_size) == (30, 2)
+    assert found.train.num_layers == mlx_lora.CONFIG_DEFAULTS["num_layers"]
+
+
 def test_an_experiment_is_never_overwritten(capfd):
     converted({})
     before = Path("conf/experiment/mine.yaml").read_text()

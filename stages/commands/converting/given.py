@@ -66,6 +66,8 @@ KNOWN = (*DEFAULTS, *FEATURES, "hf_dataset")
 SWITCHES = ("train", "test", "mask_prompt", "grad_checkpoint", "trust_remote_code", "use_dora")
 FILE_ONLY = ("optimizer_config", "lr_schedule", "lora_parameters", "hf_dataset", *FEATURES)
 SHORT = {"-c": "config"}
+ADAPTER_CONFIG = "adapter_config.json"
+MOST_VALUES = 10_000
 
 
 @dataclass
@@ -170,9 +172,10 @@ def read(file: Path | None, flags: Sequence[str]) -> Given:
             expected="a YAML file of mlx_lm.lora, or its flags",
             fix="python -m stages convert FILE, or python -m stages convert -- --model … --iters …",
         )
+    where = str(file) if in_file else "the flags"
+    refuse_unknown("", {**in_file, **words}, (*KNOWN, *OLD), where)
     in_file = {key: value for key, value in in_file.items() if value is not None}
     merged = {**in_file, **words}
-    refuse_unknown("", merged, (*KNOWN, *OLD), str(file) if in_file else "the flags")
     values, old = _today(merged)
     return Given(values, old, frozenset(in_file.keys() - words.keys()), file)
 
@@ -180,10 +183,65 @@ def read(file: Path | None, flags: Sequence[str]) -> Given:
 def from_file(file: Path) -> dict[str, Any]:
     """The keys of a YAML file; `1e-5` is a number, as mlx-lm reads it.
 
+    Of a folder, the adapter_config.json in which mlx-lm keeps what it trained with.
+
     Raises:
-        UserError: It is no YAML, or no mapping.
+        UserError: It is no YAML, no mapping, or holds what mlx-lm would read otherwise.
     """
-    return dict(OmegaConf.to_container(settings.parse(file), resolve=False))
+    if (file / ADAPTER_CONFIG).is_file():
+        file = file / ADAPTER_CONFIG
+    _look_over(file)
+    found = dict(OmegaConf.to_container(settings.parse(file), resolve=False))
+    _refuse_interpolation("", found, str(file))
+    return found
+
+
+def _look_over(file: Path) -> None:
+    """Refuse what OmegaConf reads as keys and is none, and aliases of aliases.
+
+    Every use of an alias becomes a copy, so that a few lines can fill the memory.
+    """
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        return  # the reader says it better
+    if isinstance(root, yaml.ScalarNode):
+        raise UserError(
+            "This is no configuration of mlx_lm.lora",
+            where=str(file),
+            found=root.value[:80],
+            expected="`key: value`, a line each",
+        )
+    left, waiting = MOST_VALUES, [root]
+    while waiting and left:
+        node, left = waiting.pop(), left - 1
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+    if waiting:
+        raise UserError(
+            "This is no configuration of mlx_lm.lora",
+            where=str(file),
+            found=f"more than {MOST_VALUES} values, those of its aliases counted",
+            expected="some thirty keys",
+        )
+
+
+def _refuse_interpolation(key: str, value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _refuse_interpolation(f"{key}.{name}" if key else str(name), item, where)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_interpolation(key, item, where)
+    elif isinstance(value, str) and "${" in value:
+        raise UserError(
+            "mlx-lm takes ${…} as it stands, and Hydra would replace it",
+            where=f"{where}: {key}",
+            found=value,
+            fix="write the value itself",
+        )
 
 
 def from_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -296,4 +354,7 @@ def as_number(key: str, value: Any) -> float:
 
 def wrong(key: str, found: Any, expected: str) -> UserError:
     """The message for a value that mlx-lm could not use either."""
-    return UserError(f"{key} cannot be used", where=key, found=found, expected=expected)
+    shown = word(found) if isinstance(found, str) and found else repr(found)
+    if isinstance(found, str) and not isinstance(_parsed(found), str):
+        shown = f'"{found}", which is text'  # a number in quotes
+    return UserError(f"{key} cannot be used", where=key, found=shown, expected=expected)

@@ -58,18 +58,22 @@ def write(conf: Path, name: str, origin: str, found: Conversion) -> Path:
         trial = Path(temporary) / "conf"
         shutil.copytree(conf, trial)
         (trial / "experiment" / f"{name}.yaml").write_text(text, encoding="utf-8")
-        _compare(trial, name, found)
+        _compare(trial, name, origin, found)
     files.write_text(file, text)
     return file
 
 
-def _compare(trial: Path, name: str, found: Conversion) -> None:
+def _compare(trial: Path, name: str, origin: str, found: Conversion) -> None:
     """Compose the experiment and look at every value; a commit that is still missing is made up."""
     words, expected = [f"experiment={name}"], dict(found.values)
     if found.groups["model"] == "hub" and expected["model.revision"] is None:
         expected["model.revision"] = "0" * 40
         words.append(f"model.revision={expected['model.revision']}")
-    composed = composition.leaves(composition.compose(trial, words))
+    try:
+        composed = composition.leaves(composition.compose(trial, words))
+    except UserError as error:  # a value of the configuration, not one of conf/
+        error.fix = f"correct {origin} of mlx-lm, then convert it again"
+        raise
     wrong = [key for key, value in expected.items() if composed[key] != value]
     if wrong:
         raise UserError(

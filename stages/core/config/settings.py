@@ -74,6 +74,14 @@ def parse(file: Path) -> DictConfig:
     """
     try:
         loaded = OmegaConf.load(file)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise UserError(
+            "A settings file is not YAML",
+            where=f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file),
+            found=error.problem,
+            fix="indent with spaces, no tabs" if "\\t" in str(error.problem) else "",
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise UserError("A settings file cannot be read", where=str(file), found=error) from error
     if not isinstance(loaded, DictConfig):

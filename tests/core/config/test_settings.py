@@ -98,8 +98,18 @@ def test_a_key_without_a_value_is_named(project):
 
 def test_no_params_and_no_yaml_are_told_apart(project):
     (project / "params.yaml").write_text("a: [1")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is not YAML"):
         settings.load_settings()
+    (project / "params.yaml").write_text("a: 1\nb: 2\n\tc: 3\n")
+    with pytest.raises(UserError) as caught:
+        settings.load_settings()
+    assert caught.value.where.endswith("params.yaml:3:1")
+    assert "no tabs" in caught.value.fix
+    (project / "params.yaml").write_text("a: 1\nb: 2\na: 3\n")
+    with pytest.raises(UserError) as caught:
+        settings.load_settings()
+    assert caught.value.where.endswith("params.yaml:3:1")
+    assert caught.value.found == "found duplicate key a"
     (project / "params.yaml").unlink()
     with pytest.raises(UserError, match=r"no params\.yaml"):
         settings.load_settings()
