@@ -22,6 +22,7 @@ from stages.core.activations import shards as shard_files
 from stages.core.activations.layout import Layout, to_numpy
 from stages.core.activations.shards import MANIFEST, Shard
 from stages.core.errors import UserError
+from stages.core.layers.exponentials import cheap_swiglu
 from stages.core.layers.staged import StagedModel
 from stages.core.memory.attention import blocked
 from stages.core.memory.plan import Plan
@@ -161,7 +162,7 @@ def _write(job: Build, path: Path, shard: Shard, advance: Callable[..., None]) -
 def _blocks(job: Build, micro: batching.MicroBatch) -> list[memoryview]:
     """The bytes of each example of a micro-batch, padding left out, in the layout's order."""
     job.staged.model.eval()
-    with blocked(job.plan.attention_block):
+    with blocked(job.plan.attention_block), cheap_swiglu():
         boundary = job.staged.frozen(mx.array(micro.tokens_BT), job.cut)
         mx.eval(boundary)
     arrays = to_numpy(boundary, job.layout)

@@ -12,13 +12,15 @@ Shapes: B rows, H heads, L queries, S keys, D head size.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+
+from stages.core.layers import exponentials
+from stages.core.layers.replaced import replaced
 
 NAME = "scaled_dot_product_attention"
 
@@ -64,19 +66,8 @@ def blocked(block: int) -> Iterator[Calls]:
     from mlx_lm.models import base
 
     original = getattr(base, NAME)
-    modules = [m for m in _model_modules() if m.__dict__.get(NAME) is original]
-    replacement = _replacement(original, block, calls)
-    try:
-        for module in modules:
-            setattr(module, NAME, replacement)
+    with replaced(NAME, original, _replacement(original, block, calls)):
         yield calls
-    finally:
-        for module in modules:
-            setattr(module, NAME, original)
-
-
-def _model_modules() -> list[Any]:
-    return [m for name, m in list(sys.modules.items()) if name.startswith("mlx_lm.models.") and m]
 
 
 def _replacement(original: Callable, block: int, calls: Calls) -> Callable:
@@ -187,13 +178,12 @@ def _piece_gradients(
 
 def _whole(arrays: dict[str, mx.array], words: dict[str, Any]) -> mx.array:
     given = {**words, **arrays}
+    queries, keys, values, mask = (given[x] for x in ("queries", "keys", "values", "mask"))
+    scale = given["scale"]
+    if exponentials.serves(arrays, mask):
+        return exponentials.attention(queries, keys, values, scale=scale, mask=mask)
     return mx.fast.scaled_dot_product_attention(
-        given["queries"],
-        given["keys"],
-        given["values"],
-        scale=given["scale"],
-        mask=given["mask"],
-        sinks=given.get("sinks"),
+        queries, keys, values, scale=scale, mask=mask, sinks=given.get("sinks")
     )
 
 

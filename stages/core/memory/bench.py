@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from stages.core.activations.handover import read_and_free_embedding
 from stages.core.config import schema
+from stages.core.layers.exponentials import cheap_swiglu
 from stages.core.layers.staged import Boundary, UnsupportedModel
 from stages.core.memory.alone import active, attention_alone, settle
 from stages.core.memory.attention import Calls, blocked
@@ -157,6 +158,7 @@ class Bench:
         self.model.train()
         with ExitStack() as settings:
             settings.enter_context(blocked(point.way.attention_block))
+            settings.enter_context(cheap_swiglu())
             settings.enter_context(recomputing_staged(self.step.staged, chosen))
             value, gradient = mx.value_and_grad(total)(parameters)
         self.model.update(parameters)
@@ -211,7 +213,7 @@ class Bench:
 
         def run() -> None:
             self.model.eval()
-            with blocked(point.way.attention_block):
+            with blocked(point.way.attention_block), cheap_swiglu():
                 mx.eval(self.step.staged.frozen(tokens_BT, self.rest.cut))
 
         peak, seconds = self._measured(run)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 8192, "metal": 4096})
 """Padded tokens of a micro-batch, by device."""
 
-ATTENTION_BLOCK: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 0, "metal": 0})
+ATTENTION_BLOCK: Mapping[str, int] = MappingProxyType({"cpu": 64, "cuda": 0, "metal": 0})
 """Queries per attention block. On the CPU a block that sees no later keys saves time as well."""
 
 LOGIT_BYTES = 64e6

@@ -24,6 +24,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
+from stages.core.layers.exponentials import cheap_swiglu
 from stages.core.layers.guard import RelativeErrors, perturbed_adapters, relative
 from stages.core.layers.staged import Boundary, StagedModel, UnsupportedModel, layer_list
 from stages.core.memory.attention import blocked
@@ -132,7 +133,7 @@ class Step:
         self.model.eval()
         row, position = np.nonzero(micro.mask_BT)
         inputs = self._inputs(micro, 1, boundary)
-        with throttled(self.plan.memory_limit_gb), blocked(self.plan.attention_block):
+        with throttled(self.plan.memory_limit_gb), self._functions():
             if self.staged is None:
                 logits_NV = self._logits(inputs)
                 loss_N = cross_entropy(logits_NV, inputs["labels_N"])
@@ -301,12 +302,18 @@ class Step:
         return mx.flatten(logits_BTV, 0, 1)[inputs["positions_N"]]
 
     @contextmanager
+    def _functions(self) -> Iterator[None]:
+        """Functions of the same meaning in place of mlx-lm's own."""
+        with blocked(self.plan.attention_block), cheap_swiglu():
+            yield
+
+    @contextmanager
     def _settings_in_force(self) -> Iterator[None]:
         """Recomputation, attention blocks and memory limit as planned, around one evaluation."""
         layers = layer_list(self.model) if self.plan.recompute else []
         trained = range(self.attached.cut, len(layers))
         chosen = chosen_layers(trained, self.plan.recompute, self.plan.recompute_place)
-        with throttled(self.plan.memory_limit_gb), blocked(self.plan.attention_block):
+        with throttled(self.plan.memory_limit_gb), self._functions():
             if self.staged is None:
                 with recomputing([layers[i] for i in chosen]):
                     yield

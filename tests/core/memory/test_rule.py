@@ -29,7 +29,7 @@ def test_all_auto_on_the_cpu():
     made = plan()
     assert (made.batch_size, made.batch_tokens, made.recompute) == (8, 2048, 0)
     assert made.loss_chunk == 128  # 128 × 49152 × 4 bytes = 25 MB of logits
-    assert made.attention_block == 128
+    assert made.attention_block == 64
     assert made.widths[-1] == 384
     assert len(made.widths) <= 8
 
