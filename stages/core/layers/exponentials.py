@@ -63,6 +63,15 @@ def sigmoid(x: mx.array) -> mx.array:
     return mx.reciprocal(1 + mx.power(2.0, x * -LOG2_E))
 
 
+def logsumexp(x: mx.array) -> mx.array:
+    """`mx.logsumexp` over the last axis, of float32; its gradient reuses the exponentials."""
+    if not on_cpu():
+        return mx.logsumexp(x, axis=-1)
+    largest = mx.stop_gradient(x.max(axis=-1, keepdims=True))
+    total = mx.power(2.0, (x - largest) * LOG2_E).sum(axis=-1)
+    return mx.log(total) + largest.squeeze(-1)
+
+
 def serves(arrays: dict[str, mx.array], mask: mx.array | str | None) -> bool:
     """Whether `attention` serves a call: float32 on the CPU, no mask or "causal", no sinks."""
     plain = "sinks" not in arrays and (mask is None or isinstance(mask, str))

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 import mlx.core as mx
 import numpy as np
 
+from stages.core.layers.exponentials import logsumexp
 from stages.core.layers.staged import NO_PARAMETERS
 
 HeadFunction = Callable[[mx.array, Mapping[str, mx.array]], mx.array]
@@ -69,7 +70,7 @@ def cross_entropy(logits_NV: mx.array, labels_N: mx.array) -> mx.array:
     """Cross entropy per position, (N,), in nats and float32, for logits of any floating dtype."""
     logits_NV = logits_NV.astype(mx.float32)
     picked_N = mx.take_along_axis(logits_NV, labels_N[..., None], axis=-1).squeeze(-1)
-    return mx.logsumexp(logits_NV, axis=-1) - picked_N
+    return logsumexp(logits_NV) - picked_N
 
 
 def plain_loss(

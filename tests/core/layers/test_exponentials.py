@@ -35,6 +35,22 @@ def test_the_gradient_of_swiglu_is_finite_and_right():
     assert np.array(by_gate) == pytest.approx(-4.5 * (s + g * s * (1 - s)), rel=3e-6, abs=1e-6)
 
 
+def test_logsumexp_and_its_gradient_are_those_of_float64():
+    rng = np.random.default_rng(7)
+    x = rng.normal(0, 20, (3, 50)).astype(np.float32)
+    x[1] += 1e4
+    x[2, 1:] = -1e30
+    value, gradient = mx.value_and_grad(lambda x: exponentials.logsumexp(x).sum())(mx.array(x))
+    wide = x.astype(np.float64)
+    largest = wide.max(-1, keepdims=True)
+    weights = np.exp(wide - largest)
+    expected = np.log(weights.sum(-1)) + largest[:, 0]
+    assert np.array(exponentials.logsumexp(mx.array(x))) == pytest.approx(expected, rel=1e-6)
+    assert value.item() == pytest.approx(expected.sum(), rel=1e-6)
+    weights /= weights.sum(-1, keepdims=True)
+    assert np.array(gradient) == pytest.approx(weights, rel=1e-5, abs=1e-7)
+
+
 @pytest.mark.parametrize("mask", ["causal", None])
 @pytest.mark.parametrize(("heads", "kv", "queries", "keys"), [(6, 2, 5, 5), (4, 4, 3, 8)])
 def test_attention_is_that_of_float64(mask, heads, kv, queries, keys):
