@@ -69,8 +69,8 @@ def test_a_pass_stays_under_the_budget_and_gives_the_same_losses(pair):
 
 
 def test_where_the_rules_plan_is_too_large_smaller_pieces_are_tried(pair, monkeypatch):
-    """A row of 600 tokens takes 30 MB under the rule's plan, 9 MB in small pieces; 50 MB are free:
-    1 row, and 5 rows. 20 MB are free: none, and 2 rows."""
+    """A row of 600 tokens takes 30 MB under the rule's plan, 9 MB in small pieces. 9/10 of the room
+    are used: of 50 MB free for 1 row; of 20 MB free for none, but for 2 rows in small pieces."""
     mb = 10**6
     takes = lambda pair, micro: (30 if pair.step.plan.loss_chunk > 16 else 9) * mb
     monkeypatch.setattr(fitting, "_bytes", takes)

@@ -60,6 +60,11 @@ class Surveyor:
         self._rest, self._readings = self._read()
         self._child: Child | None = None
 
+    @property
+    def known(self) -> bool:
+        """Whether steps of this model were measured on this machine before."""
+        return bool(self._readings)
+
     def __enter__(self) -> Surveyor:
         return self
 
