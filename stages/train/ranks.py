@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from stages.core import console
 from stages.core.config.schema import Launch
@@ -174,7 +174,7 @@ class Ranks(Alone):
 
     def sum(self, gradient: Gradient) -> Gradient:
         """See `Alone`; few large messages in place of many small ones."""
-        names, arrays = zip(*tree_flatten(gradient), strict=True)
+        names, arrays = zip(*_in_order(gradient), strict=True)
         summed: list[mx.array] = []
         for part in _joined(arrays):
             flat = mx.concatenate([x.astype(mx.float32).reshape(-1) for x in part])
@@ -280,8 +280,15 @@ class Ranks(Alone):
         mx.eval(model.trainable_parameters(), optimizer.state)
 
     def _firsts(self, tree: Any) -> Any:
-        keep = (lambda x: x) if self.first else mx.zeros_like
-        return tree_map(lambda x: self._all_sum(keep(x)), tree)
+        """The first rank's tree. Its shapes and types go ahead: an optimizer's state may have
+        others after some updates than at the start."""
+        mine = dict(_in_order(tree))
+        described = [[name, x.shape, str(x.dtype).split(".")[-1]] for name, x in mine.items()]
+        found = []
+        for name, shape, dtype in self.tell(described):
+            x = mine[name] if self.first else mx.zeros(shape, getattr(mx, dtype))
+            found.append((name, self._all_sum(x)))
+        return tree_unflatten(found)
 
 
 def join(launch: Launch) -> Ranks:
@@ -320,6 +327,11 @@ def _reaching() -> Iterator[None]:
         raise SystemExit(LOST) from error
 
 
+def _in_order(tree: Any) -> list[tuple[str, mx.array]]:
+    """The arrays of a tree by name: what came from a file has another order than what was made."""
+    return sorted(tree_flatten(tree), key=lambda entry: entry[0])
+
+
 def _joined(arrays: Sequence[mx.array]) -> Iterator[list[mx.array]]:
     """Consecutive arrays of at most `BYTES_AT_ONCE` together, or one larger array alone."""
     part: list[mx.array] = []
@@ -334,7 +346,7 @@ def _joined(arrays: Sequence[mx.array]) -> Iterator[list[mx.array]]:
 def _checksum(model: nn.Module) -> float:
     """A number of at most 32 bits that hangs on every bit of the trained arrays."""
     total = 0
-    for place, (_, x) in enumerate(tree_flatten(model.trainable_parameters()), start=1):
+    for place, (_, x) in enumerate(_in_order(model.trainable_parameters()), start=1):
         bits = x.view(mx.uint32 if x.dtype.size == 4 else mx.uint16).astype(mx.uint32)
         total += place * int(bits.sum().item())
     return float(total % 2**32)
