@@ -109,7 +109,7 @@ def scatter(rows: pd.DataFrame) -> Markup:
         name = tag("title", f"row {row}: {px:.3f} to {py:.3f}")
         spot = {"cx": f"{box.across(px):.1f}", "cy": f"{box.up(py):.1f}"}
         parts.append(tag("circle", name, **spot, r=3, class_="s1 dot"))
-    note = "a dot is a row; below the line: improved"
+    note = "by row; below the line: better"
     if step > 1:
         note += f"; one row in {step} is drawn"
     title = "Tuned against base loss, row by row"

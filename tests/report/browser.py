@@ -4,6 +4,7 @@ Protocol: one JSON message after another, each ended by a zero byte; commands go
 browser's descriptor 3, answers and events come out on 4.
 """
 
+import base64
 import json
 import os
 import select
@@ -69,6 +70,11 @@ class Browser:
         result = self("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]
+
+    def picture(self, clip) -> bytes:
+        """A PNG of a part of the page: x, y, width, height in pixels of the page, and scale."""
+        taken = self("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(taken["data"])
 
     def close(self) -> None:
         """End the browser."""
