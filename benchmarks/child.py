@@ -6,6 +6,7 @@ good.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
 
 def measured(spec: Spec) -> dict[str, Any]:
     """The figures of one run."""
+    graphs = spec.cuda_graphs if spec.cuda_graphs is not None else spec.side != OURS
+    os.environ["MLX_USE_CUDA_GRAPHS"] = str(int(graphs))  # 1 is MLX's own default
     chosen = device.prepare(spec.kind, measure=True)
     console.say(chosen.line())
     from benchmarks import ours, theirs

@@ -28,6 +28,7 @@ class Spec:
         planned: Ours under the plan that the planner chooses.
         plan: Ours: fields of a Plan that differ from equal rows and nothing else.
         kind: `run.device`.
+        cuda_graphs: Whether MLX makes CUDA graphs; None: each side's own default.
     """
 
     side: str
@@ -44,6 +45,7 @@ class Spec:
     planned: bool = False
     plan: dict[str, Any] = field(default_factory=dict)
     kind: str = "auto"
+    cuda_graphs: bool | None = None
 
     def text(self) -> str:
         """As one word of a command line."""
