@@ -95,7 +95,7 @@ def test_two_ranks_are_one_process(tmp_path, alone):
     assert {path.name for path in kept.iterdir()} <= {"lock", "working"}
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_goes_on(tmp_path, alone, before, after):
     folder = workspace(tmp_path / "work", stop_at_update=8)
     status, said = once(folder, f"run.launch.hosts={before}")
@@ -126,10 +126,9 @@ def begun(folder, *words, update=5):
     return run
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_rank_ends_the_run_at_once(tmp_path, alone, number):
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_killed_rank_ends_the_run_at_once(tmp_path, number):
     folder = workspace(tmp_path / "work")
-    settings(folder, {**TRAIN, "updates": 20_000, "stop_at_update": 20}, run=RUN)
     settings(folder, {**TRAIN, "updates": 2000}, run=RUN)
     run = begun(folder, TWO)
     tree = run.tree()
@@ -141,7 +140,6 @@ def test_a_killed_rank_ends_the_run_at_once(tmp_path, alone, number):
     assert f"error: Rank {number} of 2 (counted from 0) is lost" in said
     assert "found: ended by SIGKILL" in said
     assert "Traceback" not in said
-    assert "Training died" not in said
     assert not (folder / "adapters").exists()
     assert not (folder / "reports/train").exists()
     updates = checkpoints(folder)
@@ -152,7 +150,7 @@ def test_a_killed_rank_ends_the_run_at_once(tmp_path, alone, number):
     assert "passed over" not in said
 
 
-@pytest.mark.parametrize("whom", ["stage", "rank 1"])
+@pytest.mark.parametrize("whom", ["stage", pytest.param("rank 1", marks=pytest.mark.slow)])
 def test_a_signal_to_any_of_them_leaves_one_checkpoint(tmp_path, whom):
     folder = workspace(tmp_path / "work")
     settings(folder, {**TRAIN, "updates": 2000}, run={"updates_per_save": 100_000})
@@ -177,6 +175,7 @@ def test_a_signal_to_any_of_them_leaves_one_checkpoint(tmp_path, whom):
     assert updates == list(range(1, update + 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["supervisor", "launcher"])
 def test_nobody_lives_on_without_who_started_them(tmp_path, which):
     folder = workspace(tmp_path / "work")
@@ -198,9 +197,12 @@ def test_nobody_lives_on_without_who_started_them(tmp_path, which):
     run.log.close()
 
 
-def test_what_ranks_say_to_each_other(tmp_path):
-    given = launch.environments(schema.Launch(hosts=2), tmp_path)
-    command = [sys.executable, str(Path(__file__).with_name("two_ranks.py"))]
+@pytest.mark.parametrize("backend", ["ring", "nccl"])
+def test_what_ranks_say_to_each_other(tmp_path, backend):
+    if not mx.distributed.is_available(backend):
+        pytest.skip(f"this MLX has no {backend}")
+    given = launch.environments(schema.Launch(hosts=2, backend=backend), tmp_path)
+    command = [sys.executable, str(Path(__file__).with_name("two_ranks.py")), backend]
     started = [
         subprocess.Popen(
             command,
@@ -262,6 +264,7 @@ def own_address():
     return found[0] if found else None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback")
 def test_mlx_launch_starts_what_is_on_other_hosts(tmp_path, alone, monkeypatch):
     """ssh is a stand-in that runs the command here; everything else is real."""

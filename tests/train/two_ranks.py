@@ -1,9 +1,10 @@
-"""One rank of a group: `python tests/train/two_ranks.py`, started by test_ranks.py as the stage is.
+"""One rank of a group: `python two_ranks.py BACKEND`, started by test_ranks.py as the stage is.
 
 Every rank makes the same claims; the second one starts with other numbers than the first.
 """
 
 import json
+import sys
 
 import mlx.core as mx
 import mlx.optimizers as optim
@@ -21,9 +22,10 @@ from stages.train.state import Best, TrainState
 from stages.train.stopping import Stop
 
 
-def main():
-    mx.set_default_device(mx.cpu)
-    ranks = module.join(Launch(hosts=2))
+def main(backend):
+    if backend == "ring":
+        mx.set_default_device(mx.cpu)
+    ranks = module.join(Launch(hosts=2, backend=backend))
     assert (ranks.size, ranks.first) == (2, ranks.rank == 0)
     for claim in (numbers, gradients, words, starts, apart, asked):
         claim(ranks)
@@ -125,4 +127,4 @@ def asked(ranks):
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
