@@ -45,6 +45,8 @@ __all__ = ["FEW_TARGETS", "Model", "Shape", "Survey", "shape_of", "stack"]
 
 FEW_TARGETS = 8
 """Targets of a point of kind `layers`."""
+CHECK_GRADIENTS = 3
+"""Trees like the trained arrays that the check holds at its end."""
 ENOUGH = 3
 """Points that a way is fitted on, at least."""
 
@@ -161,9 +163,17 @@ class Model:
         return max((x.seconds for x in self.survey.of("update")), default=0.0)
 
     def check_peak(self, tokens: int) -> float:
-        """Bytes above the weights while a plan is checked on an example of so many tokens."""
-        readings = self.survey.of("check")
-        return max((x.peak * max(1.0, tokens / x.point.width) for x in readings), default=0.0)
+        """Bytes above the weights while a plan is checked on an example of so many tokens.
+
+        In proportion to the tokens, but for the gradients of both ways and their difference, where
+        those are most of it: full fine-tuning.
+        """
+        gradients = CHECK_GRADIENTS * self.survey.rest.trained
+        found = [0.0]
+        for x in self.survey.of("check"):
+            fixed = min(x.peak, gradients) if gradients > x.peak / 2 else 0
+            found.append(fixed + (x.peak - fixed) * max(1.0, tokens / x.point.width))
+        return max(found)
 
     def _phases(self, way: Way, shape: Shape, chunk: int) -> Number:
         kept, peak = self._layers(way, shape)
