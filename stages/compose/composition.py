@@ -45,10 +45,39 @@ def compose(conf: Path, overrides: Sequence[str] = ()) -> DictConfig:
         with initialize_config_dir(str(conf.absolute()), version_base=None):
             composition = hydra_compose(config_name=CONFIG, overrides=list(overrides))
         OmegaConf.resolve(composition)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, AttributeError) as error:
+    except UnicodeDecodeError as error:
+        raise _not_utf8(conf) from error
+    # Hydra lets plain errors through for words it cannot make sense of, such as `=3`.
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        yaml.YAMLError,
+        AttributeError,
+        AssertionError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise _user_error(error, overrides) from error
     check(composition, "conf/")
     return composition
+
+
+def _not_utf8(conf: Path) -> UserError:
+    """Name the file and the line that is not UTF-8."""
+    for file in sorted(conf.rglob("*.yaml")):
+        for i, line in enumerate(file.read_bytes().split(b"\n")):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return UserError(
+                    "A settings file is not UTF-8",
+                    where=f"conf/{file.relative_to(conf).as_posix()}:{i + 1}",
+                    found=error,
+                    expected="UTF-8",
+                    fix="save the file as UTF-8",
+                )
+    return UserError("A settings file is not UTF-8", where=str(conf), fix="save it as UTF-8")
 
 
 def check(values: DictConfig, where: str) -> None:

@@ -150,3 +150,25 @@ def _environment():
     from tests.compose.conftest import ROOT
 
     return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(project):
+    file = project / "conf" / "train" / "lora.yaml"
+    file.write_bytes(file.read_bytes() + b"# caf\xe9\n")
+    with pytest.raises(UserError, match="not UTF-8") as caught:
+        composition.compose(project / "conf")
+    lines = len(file.read_bytes().splitlines())
+    assert caught.value.where == f"conf/train/lora.yaml:{lines}"
+
+
+def test_an_experiment_without_its_package_line_is_told_of_it(project):
+    (project / "conf" / "experiment" / "mine.yaml").write_text("train:\n  seed: 3\n")
+    with pytest.raises(UserError) as caught:
+        composition.compose(project / "conf", ["experiment=mine"])
+    assert "# @package _global_" in caught.value.fix
+
+
+@pytest.mark.parametrize("word", ["=3", "experiment=null", "train.seed"])
+def test_a_word_that_hydra_cannot_read_is_a_plain_error(project, word):
+    with pytest.raises(UserError, match="cannot be composed"):
+        composition.compose(project / "conf", [word])

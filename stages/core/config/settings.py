@@ -74,19 +74,34 @@ def parse(file: Path) -> DictConfig:
     """
     try:
         loaded = OmegaConf.load(file)
+        if isinstance(loaded, DictConfig):
+            OmegaConf.resolve(loaded)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         raise UserError(
             "A settings file is not YAML",
             where=f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file),
             found=error.problem,
-            fix="indent with spaces, no tabs" if "\\t" in str(error.problem) else "",
+            expected="`group:` with keys below, indented with spaces",
+            fix="indent with spaces, no tabs"
+            if "\\t" in str(error.problem)
+            else "correct that line",
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UserError("A settings file cannot be read", where=str(file), found=error) from error
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, OmegaConfBaseException) as error:
+        raise UserError(
+            "A settings file cannot be read",
+            where=str(file),
+            found=error,
+            expected="YAML in UTF-8: `group:` with keys below",
+            fix="correct that file",
+        ) from error
     if not isinstance(loaded, DictConfig):
         raise UserError(
-            "A settings file holds no keys", where=str(file), expected="`group:` with keys below"
+            "A settings file holds no keys",
+            where=str(file),
+            found=loaded,
+            expected="`group:` with keys below",
+            fix="correct that file",
         )
     return loaded
 
@@ -105,7 +120,18 @@ def from_dotlist(overrides: Sequence[str]) -> DictConfig:
                 found=word,
                 expected="memory.<key>=<value> or run.<key>=<value>",
             )
-    return OmegaConf.from_dotlist(list(overrides))
+    try:
+        layer = OmegaConf.from_dotlist(list(overrides))
+        OmegaConf.resolve(layer)
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(
+            "A value on the command line cannot be read",
+            where="the command line",
+            found=" ".join(overrides),
+            expected="a value as YAML writes it",
+            fix="write memory.<key>=<value>, the value a number or a word",
+        ) from error
+    return layer
 
 
 def machine_only(layer: DictConfig, where: str) -> DictConfig:
@@ -124,9 +150,18 @@ def machine_only(layer: DictConfig, where: str) -> DictConfig:
                 expected="memory or run",
                 fix="edit conf/ (or `dvc exp run -S`): it is part of the run's identity"
                 if known
-                else f"nearest known group: {nearest(str(group), schema.MACHINE)}",
+                else _nearest_group(str(group)),
             )
-    return layer
+    # A group whose keys are all commented out says nothing.
+    said = {
+        group: keys for group, keys in OmegaConf.to_container(layer).items() if keys is not None
+    }
+    return OmegaConf.create(said)
+
+
+def _nearest_group(name: str) -> str:
+    close = nearest(name, schema.MACHINE)
+    return f"nearest known group: {close}" if close else "write `memory:` or `run:`, keys below it"
 
 
 def merge(base: DictConfig, layer: DictConfig, where: str) -> DictConfig:
@@ -144,10 +179,30 @@ def merge(base: DictConfig, layer: DictConfig, where: str) -> DictConfig:
             expected="a value for each",
             fix="give them one in conf/",
         )
+    _refuse_flat_groups(layer, where)
     try:
         return OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
         raise schema_error(error, where) from error
+
+
+def _refuse_flat_groups(layer: DictConfig, where: str) -> None:
+    """Refuse `memory: 3`: a group has keys below it.
+
+    Raises:
+        UserError: A group of the schema holds a value or a list.
+    """
+    for key in known_keys():
+        below = [name for name in known_keys() if name.startswith(key + ".")]
+        value = OmegaConf.select(layer, key) if below else None
+        if value is not None and not isinstance(value, DictConfig):
+            raise UserError(
+                f"{key} is a group of settings, not a setting",
+                where=f"{where}, key {key}",
+                found=f"{key}: {value}",
+                expected="keys below it: " + ", ".join(name.rsplit(".", 1)[-1] for name in below),
+                fix=f"write {below[0]}, or what you mean, with its value",
+            )
 
 
 def schema_error(error: OmegaConfBaseException, where: str) -> UserError:
@@ -155,15 +210,38 @@ def schema_error(error: OmegaConfBaseException, where: str) -> UserError:
     key = str(error.full_key or error.key)
     text = str(error.msg or error).splitlines()[0]
     if key in known_keys():
-        return UserError("A setting has the wrong type", where=f"{where}, key {key}", found=text)
+        return UserError(
+            "A setting has the wrong type",
+            where=f"{where}, key {key}",
+            found=text,
+            expected=_type_words(key),
+            fix=f"correct {key} there",
+        )
     close = nearest(key, known_keys())
+    if key == "experiment":
+        hint = "begin a file of conf/experiment with the line `# @package _global_`"
+    else:
+        hint = f"nearest known key: {close}" if close else "see `python -m stages.compose --help`"
     return UserError(
         f"Unknown setting {key}",
         where=where,
         found=key,
         expected="a key of stages/core/config/schema.py",
-        fix=f"nearest known key: {close}" if close else "see `python -m stages.compose --help`",
+        fix=hint,
     )
+
+
+def _type_words(key: str) -> str:
+    """The type of a key of the schema, as a person says it."""
+    *groups, name = key.split(".")
+    owner: Any = Settings()
+    for group in groups:
+        owner = getattr(owner, group)
+    text = next(str(item.type) for item in dataclasses.fields(owner) if item.name == name)
+    words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+    words |= {"dict": "keys with values", "list": "a list"}
+    kind = re.split(r"\W", text, maxsplit=1)[0]
+    return words.get(kind, "keys below it") + (", or null" if "None" in text else "")
 
 
 def nearest(key: str, known: Sequence[str]) -> str:

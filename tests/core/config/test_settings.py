@@ -208,3 +208,59 @@ def test_yaml_words_for_on_and_off_keep_their_meaning(project):
     (project / "params.yaml").write_text(GOOD + "memory: {activation_cache: off, loss_chunk: off}")
     memory = settings.load_settings().memory
     assert (memory.activation_cache, memory.loss_chunk) == ("off", "off")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing yet\n", "memory:\n", "memory:\n  # budget_gb: 6\n"]
+)
+def test_a_local_yaml_that_says_nothing_changes_nothing(project, text):
+    without = settings.load_settings()
+    (project / "local.yaml").write_text(text)
+    assert settings.load_settings() == without
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("memory: 3\n", ["memory is a group", "batch_size"]),
+        ("memory: [budget_gb]\n", ["memory is a group"]),
+        ("run: {launch: 3}\n", ["run.launch is a group", "hosts"]),
+        ("memory: {budget_gb: '${nope}'}\n", ["cannot be read", "nope"]),
+        ("memory: {budget_gb: '${a:b'}\n", ["cannot be read"]),
+        ("hello\n", ["run.* only", "write `memory:`"]),
+        ("3\n", ["cannot be read"]),
+        ("- memory\n", ["no keys"]),
+        ("memory: {budget_gb: 3}\n---\nrun: {}\n", ["not YAML"]),
+    ],
+)
+def test_a_local_yaml_that_makes_no_sense_is_refused_with_all_four_parts(project, text, words):
+    (project / "local.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        settings.load_settings()
+    for word in words:
+        assert word in str(caught.value)
+    assert all(caught.value.record().values())
+
+
+@pytest.mark.parametrize(
+    "word", ["memory=3", "memory.budget_gb=: :", "memory.budget_gb=${x}", "run.x=["]
+)
+def test_a_word_of_the_command_line_that_makes_no_sense_is_refused(project, word):
+    with pytest.raises(UserError) as caught:
+        settings.load_settings(overrides=[word])
+    assert "command line" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("yaml", "expected"),
+    [
+        ("train: {learning_rate: fast}", "a number"),
+        ("train: {updates: 2.5}", "a whole number, or null"),
+        ("train: {lora_parameters: {keys: q_proj}}", "a list, or null"),
+    ],
+)
+def test_a_wrong_type_names_the_right_one(project, yaml, expected):
+    (project / "params.yaml").write_text(yaml)
+    with pytest.raises(UserError, match="wrong type") as caught:
+        settings.load_settings()
+    assert caught.value.expected == expected
