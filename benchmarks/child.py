@@ -43,7 +43,7 @@ def measured(spec: Spec) -> dict[str, Any]:
     else:
         manifest, examples = subjects.manifest_of(spec), subjects.examples_of(spec)
         started = time.perf_counter()
-        plan = subjects.equal_rows(spec, manifest, examples)
+        plan = subjects.equal_rows(spec, manifest, examples, chosen.kind)
         if spec.planned:
             from stages.core.memory.choose import choose
 

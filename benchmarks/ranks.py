@@ -95,7 +95,9 @@ def _rank(asked: dict) -> None:
     )
     settings = subject.settings_of(spec)
     loaded = subject.load(spec, chosen, settings, lazy=False)
-    plan = ranks.agreed(lambda: subject.equal_rows(spec, loaded.manifest, loaded.examples))
+    plan = ranks.agreed(
+        lambda: subject.equal_rows(spec, loaded.manifest, loaded.examples, chosen.kind)
+    )
     shared, state = ours.prepare(loaded, plan, spec)
     alone, shared = shared, replace(shared, ranks=ranks)
     found: dict[str, list[float]] = {"alone_s": [], "together_s": []}

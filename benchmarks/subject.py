@@ -88,14 +88,20 @@ def load(spec: Spec, device: Device, settings: schema.Settings, lazy: bool) -> S
     return Subject(device, settings, manifest, model, attached, examples_of(spec))
 
 
-def equal_rows(spec: Spec, manifest: Manifest, examples: Examples) -> Plan:
-    """A plan with as many rows in a micro-batch as mlx-lm's batch, whatever their length."""
+def equal_rows(spec: Spec, manifest: Manifest, examples: Examples, kind: str = "cpu") -> Plan:
+    """A plan with as many rows in a micro-batch as mlx-lm's batch; the rest is the rule's.
+
+    Args:
+        kind: `cpu`, `cuda` or `metal`.
+    """
     widths = batching.widths(examples.lengths, spec.cap)
     plan = Plan(
         batch_size=spec.rows,
         batch_tokens=spec.rows * widths[-1],
         widths=widths,
         loss_chunk=rule.loss_chunk(manifest.embedding_rows),
+        attention_block=rule.ATTENTION_BLOCK[kind],
+        start_tokens=rule.STARTS[kind],
     )
     changes = dict(spec.plan)
     if "batch_size" in changes and "batch_tokens" not in changes:

@@ -79,4 +79,4 @@ def _assigned(
 def _cost(lengths: np.ndarray, ids: np.ndarray, plan: Plan) -> int:
     width = batching.width_for(int(lengths[ids].max()), plan)
     rows = max(len(ids), batching.most_rows(width, plan)) if plan.compiled else len(ids)
-    return rows * width + batching.TOKENS_PER_MICRO_BATCH
+    return rows * width + plan.start_tokens

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+START_TOKENS = 128
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -14,6 +16,8 @@ class Plan:
         batch_size: Most examples in one micro-batch.
         batch_tokens: Most padded tokens (rows × width) in one micro-batch; a single longer example
             makes a micro-batch of its own.
+        start_tokens: What starting a micro-batch costs, in padded tokens: below it, joining rows
+            beats padding.
         widths: At most 8 padded lengths that micro-batches of this run may have, ascending.
         recompute: 0 keeps all activations; k recomputes every k-th trained layer; 1 all of them.
         recompute_place: `spread` (every k-th), `first` or `last` half of the trained layers.
@@ -38,6 +42,7 @@ class Plan:
     compiled: bool = False
     cache_limit_gb: float | None = None
     memory_limit_gb: float | None = None
+    start_tokens: int = START_TOKENS
     predicted_peak_gb: float | None = None
     predicted_seconds: float | None = None
 

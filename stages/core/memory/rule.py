@@ -26,6 +26,13 @@ TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 8192, "metal"
 ATTENTION_BLOCK: Mapping[str, int] = MappingProxyType({"cpu": 64, "cuda": 0, "metal": 0})
 """Queries per attention block. On the CPU a block that sees no later keys saves time as well."""
 
+STARTS: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 1024, "metal": 128})
+"""What starting a micro-batch costs, in padded tokens.
+
+On one H200 (4B shape, 8 layers) a gradient took 14 ms, and 14 ms more for each 1,000 tokens. Metal:
+not measured.
+"""
+
 LOGIT_BYTES = 64e6
 """Bytes of float32 logits that one piece of the loss may have."""
 
@@ -50,6 +57,7 @@ def by_rule(settings: Settings, manifest: Any, lengths: np.ndarray, device_kind:
     return Plan(
         batch_size=rows,
         batch_tokens=tokens,
+        start_tokens=STARTS[device_kind],
         widths=widths,
         recompute=recompute_fixed(memory.grad_checkpoint) or 0,
         loss_chunk=_count(memory.loss_chunk, auto=loss_chunk(manifest.vocab_size)),

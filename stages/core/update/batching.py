@@ -19,8 +19,6 @@ from stages.core.tables import Examples
 MOST_WIDTHS = 8
 WIDTH_STEP = 16
 """Padded lengths are multiples of this, but never above the cap."""
-TOKENS_PER_MICRO_BATCH = 128
-"""What starting a micro-batch costs, in padded tokens: below it, joining rows beats padding."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def groups(lengths: np.ndarray, ids: np.ndarray, plan: Plan) -> list[np.ndarray]
     """Cut examples into micro-batches: the ids of each, shortest examples first.
 
     Ordered by length (equal ones by id) and cut where the sum of padded tokens, plus
-    `TOKENS_PER_MICRO_BATCH` for each part, is least.
+    `plan.start_tokens` for each part, is least.
 
     Args:
         lengths: Tokens of every example of the split, (N,).
@@ -129,7 +127,7 @@ def groups(lengths: np.ndarray, ids: np.ndarray, plan: Plan) -> list[np.ndarray]
         best = math.inf
         for count in range(min(rows, end), 0, -1):
             padded = width * (rows if plan.compiled else count)
-            candidate = cost[end - count] + padded + TOKENS_PER_MICRO_BATCH
+            candidate = cost[end - count] + padded + plan.start_tokens
             if candidate < best:
                 best, first = candidate, end - count
         cost.append(best)

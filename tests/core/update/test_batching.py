@@ -1,6 +1,7 @@
 """Order, cut and padding: every example once an epoch, every target once, little padding."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,15 +126,19 @@ def cost_by_trial(lengths, plan):
                 sizes.append((i + 1 - last, batching.width_for(lengths[i], plan)))
                 last = i + 1
         if all(n == 1 or (n <= plan.batch_size and n * w <= plan.batch_tokens) for n, w in sizes):
-            best = min(best, sum(n * w + batching.TOKENS_PER_MICRO_BATCH for n, w in sizes))
+            best = min(best, sum(n * w + plan.start_tokens for n, w in sizes))
     return best
 
 
-@given(st.lists(st.integers(2, 300), min_size=1, max_size=9), st.integers(1, 6))
+@given(
+    st.lists(st.integers(2, 300), min_size=1, max_size=9),
+    st.integers(1, 6),
+    st.sampled_from([0, 128, 1024]),
+)
 @settings(max_examples=60, deadline=None)
-def test_no_cut_costs_less(lengths, rows):
+def test_no_cut_costs_less(lengths, rows, start):
     lengths = np.array(lengths)
-    plan = plan_of(rows, 600, 64, 128, 304)
+    plan = replace(plan_of(rows, 600, 64, 128, 304), start_tokens=start)
     parts = batching.groups(lengths, np.arange(len(lengths)), plan)
     assert sorted(np.concatenate(parts)) == list(range(len(lengths)))
     widths = [batching.width_for(int(lengths[part].max()), plan) for part in parts]
@@ -142,8 +147,7 @@ def test_no_cut_costs_less(lengths, rows):
         for part, width in zip(parts, widths, strict=True)
     )
     cost = sum(
-        len(part) * width + batching.TOKENS_PER_MICRO_BATCH
-        for part, width in zip(parts, widths, strict=True)
+        len(part) * width + plan.start_tokens for part, width in zip(parts, widths, strict=True)
     )
     assert cost == cost_by_trial(lengths.tolist(), plan)
 
