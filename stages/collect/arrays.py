@@ -133,4 +133,5 @@ class Cutter:
             where=f"{self.name}, line {self.here()}",
             found=why,
             expected="an array of objects, or one object a line in a .jsonl file",
+            fix="mend the file at that line",
         )

@@ -62,12 +62,19 @@ def blocks(path: Path, name: str, rules: forms.Rules) -> Iterator[tuple[Block, i
             yield from _streamed(path, name, kind, rules)
     except (OSError, pa.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise UserError("A file cannot be opened", where=name, found=error) from error
+            raise UserError(
+                "A file cannot be opened",
+                where=name,
+                found=error,
+                expected="a file that may be read",
+                fix="look at its permissions",
+            ) from error
         raise UserError(
             "A file is damaged, or is not what its name says",
             where=name,
             found=str(error).splitlines()[0],
             expected=f"a whole {kind} file",
+            fix="fetch or write it anew, or give it the name of what it is",
         ) from error
 
 

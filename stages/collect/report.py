@@ -34,6 +34,7 @@ def refuse_bad_rows(found: dict[str, Gathered]) -> None:
         f"{count} of {rows} rows cannot be used",
         where=", ".join(dict.fromkeys(entry["source"] for entry in bad[:BAD_ROWS_SHOWN])),
         found="".join(f"\n    {line}" for line in shown),
+        expected="rows of one of the forms in data/source/README.md",
         fix=f"mend them (the whole list: {_short(whole)}), or leave them out with"
         " data.on_bad_row=drop",
     )

@@ -14,6 +14,7 @@ from stages.collect.blocks import BLOCK_BYTES, ROWS_PER_BLOCK, Batch, Fields
 from stages.core.errors import UserError
 
 LARGEST_FIELD = 2**31 - 1
+SEPARATORS = (",", ";", "\t", "|")
 
 
 def fields(
@@ -67,6 +68,7 @@ def _unclosed(name: str, line: int) -> UserError:
         where=f"{name}, line {line}",
         found="a quotation mark that opens a field, and no second one to the end of the file",
         expected='"…" around a field, "" for a quotation mark inside it',
+        fix="close it, or double the quotation mark",
     )
 
 
@@ -75,10 +77,24 @@ def _header(
 ) -> tuple[str, ...] | None:
     """The column names, None for a blank line before them."""
     if isinstance(record, str):
-        raise UserError("The header cannot be read", where=f"{name}, line {line}", found=record)
+        raise UserError(
+            "The header cannot be read",
+            where=f"{name}, line {line}",
+            found=record,
+            expected="the names of the columns",
+            fix="correct that line",
+        )
     if not any(field.strip() for field in record):
         return None
     names = tuple(field.strip() for field in record)
+    if len(names) == 1 and any(mark in record[0].strip() for mark in SEPARATORS):
+        raise UserError(
+            "The columns of a table are not told apart",
+            where=f"{name}, line {line}",
+            found=repr(names[0]),
+            expected="a comma between columns in a .csv file, a tabulator in a .tsv file",
+            fix="save it with that separator, or give it the name that fits",
+        )
     check_columns(names, name, rules)
     return names
 
@@ -91,7 +107,13 @@ def check_columns(names: tuple[str, ...], name: str, rules: forms.Rules) -> form
     """
     twice = sorted({column for column in names if names.count(column) > 1})
     if twice:
-        raise UserError("A column name stands twice", where=name, found=", ".join(twice))
+        raise UserError(
+            "A column name stands twice",
+            where=name,
+            found=", ".join(twice),
+            expected="a name of its own for each column",
+            fix="rename one of them",
+        )
     try:
         return forms.plan(names, rules)
     except BadRow as bad:
@@ -100,8 +122,18 @@ def check_columns(names: tuple[str, ...], name: str, rules: forms.Rules) -> form
             where=name,
             found=bad.reason,
             expected=forms.EXPECTED,
-            fix="name them, for example data.columns={prompt: question, completion: answer}",
+            fix=f"name them, for example data.columns={{{_example(names)}}}",
         ) from bad
+
+
+def _example(names: tuple[str, ...]) -> str:
+    """`prompt: Prompt, completion: Completion` where only the spelling differs."""
+    meant = {name.strip().lower(): name for name in names}
+    found = {slot: meant[slot] for slot in forms.SLOTS if slot in meant and meant[slot] != slot}
+    return ", ".join(
+        f"{slot}: {name}"
+        for slot, name in (found or {"prompt": "question", "completion": "answer"}).items()
+    )
 
 
 def batches(path: Path, name: str, rules: forms.Rules) -> Iterator[tuple[Batch, int]]:

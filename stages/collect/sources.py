@@ -67,6 +67,14 @@ def locate(path: str | None) -> tuple[Path, list[str]]:
     if path is None:
         return _only_one(), []
     found = paths.here() / path
+    if paths.here().resolve().is_relative_to(found.resolve()):
+        raise UserError(
+            "data.path holds the project itself",
+            where="data.path",
+            found=path,
+            expected=f"a folder or file of rows, such as {SOURCE}/NAME",
+            fix="set data.path in conf/data",
+        )
     pointer = found.with_name(found.name + ".dvc")
     if not found.exists():
         raise UserError(
@@ -134,7 +142,7 @@ def discover(path: Path, label: str) -> Sources:
     words = {file: _split_words(file) for file in found}
     named = [file for file in found if words[file]]
     _all_shards(named or found, label)
-    sources = Sources({}, [_name(label, file.name) for file in unread])
+    sources = Sources({}, [_name(label, file.name) for file in unread], _beside(path))
     if not named:
         sources.splits["train"] = [Source(file, _name(label, file.name)) for file in found]
         if len(found) > 1:
@@ -181,8 +189,19 @@ def _in_subfolders(path: Path, label: str, unread: list[Path]) -> Sources:
         _all_shards(files, prefix)
         sources.splits[split] = [Source(file, _name(prefix, file.name)) for file in files]
         sources.unread += [_name(prefix, file.name) for file in beside]
+        sources.warnings += _beside(folder)
     _with_train(sources, label)
     return sources
+
+
+def _beside(folder: Path) -> list[str]:
+    """Say which folders with rows lie beside the files that are read."""
+    folders = [entry for entry in _visible(folder) if entry.is_dir()]
+    return [
+        f"{inner.name}/ is not read: files lie beside it in {folder.name}/"
+        for inner in folders
+        if any(_files(sub)[0] for sub in [inner, *_deep(inner)])
+    ]
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -201,10 +220,31 @@ def _deep(folder: Path) -> list[Path]:
 
 def _files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files of a folder that hold rows, and those that do not."""
-    files = [entry for entry in _visible(folder) if entry.is_file()]
+    entries = _visible(folder)
+    _all_readable(entries)
+    files = [entry for entry in entries if entry.is_file()]
     return [file for file in files if format_of(file)], [
         file for file in files if not format_of(file)
     ]
+
+
+def _all_readable(entries: list[Path]) -> None:
+    """Refuse a link to nothing, or a pipe, where a file's name promises rows."""
+    for entry in entries:
+        if format_of(entry) and not entry.is_file() and not entry.is_dir():
+            link = entry.is_symlink()
+            target = entry.readlink() if link else ""
+            raise UserError(
+                "A name in the data folder has no file behind it",
+                where=entry.name,
+                found=f"a link to {target}, which is not there"
+                if link
+                else "neither a file nor a folder",
+                expected="a file with rows",
+                fix="fetch what it points to (`dvc pull`?), or remove the link"
+                if link
+                else "move it elsewhere",
+            )
 
 
 def _stem(file: Path) -> str:

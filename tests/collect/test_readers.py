@@ -256,6 +256,27 @@ def test_columns_that_do_not_say_what_they_are_stop_and_are_named(run, write, he
     assert found in caught.value.found
 
 
+@pytest.mark.parametrize(
+    ("name", "mark"), [("a.csv", ";"), ("a.csv", "\t"), ("a.csv", "|"), ("a.tsv", ",")]
+)
+def test_a_table_with_another_separator_is_told_so(run, write, name, mark):
+    """Spreadsheets of half of Europe write semicolons into what they call CSV."""
+    with pytest.raises(UserError, match="not told apart") as caught:
+        run(write(name, f"prompt{mark}completion\nq{mark}a\n"))
+    assert caught.value.where == f"data/source/{name}, line 1"
+    assert f"prompt{mark}completion" in caught.value.found.replace("\\t", "\t")
+
+
+def test_columns_that_differ_in_spelling_only_are_named_in_the_remedy(run, write):
+    path = write("a.csv", " Prompt , COMPLETION \nq,a\n")
+    with pytest.raises(UserError) as caught:
+        run(path)
+    remedy = "data.columns={prompt: Prompt, completion: COMPLETION}"
+    assert caught.value.fix.endswith(remedy)
+    found = run(path, columns={"prompt": "Prompt", "completion": "COMPLETION"})
+    assert found.records() == [{"prompt": "q", "completion": "a"}]
+
+
 def test_blocks_are_small_whatever_the_file(tmp_path, monkeypatch):
     """D12: what is held does not grow with the file; a long line is the only exception."""
     monkeypatch.setattr(readers, "BLOCK_BYTES", 1000)

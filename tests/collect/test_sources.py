@@ -1,5 +1,7 @@
 """Which files are read, and for which split."""
 
+import os
+
 import pytest
 
 from stages.collect import sources
@@ -159,3 +161,37 @@ def test_a_missing_shard_is_named(folder, names, missing):
 def test_shards_may_count_from_one(folder):
     names = ["train-1-of-2.jsonl", "train-2-of-2.jsonl.gz"]
     assert found(folder(*names)) == {"train": names}
+
+
+def test_a_name_without_a_file_behind_it_is_refused(folder):
+    """A link that leads nowhere, or a pipe, would be rows left out in silence."""
+    base = folder("train.jsonl")
+    (base / "train2.jsonl").symlink_to("elsewhere.jsonl")
+    with pytest.raises(UserError, match="no file behind it") as caught:
+        sources.discover(base, "mine")
+    assert "elsewhere.jsonl" in caught.value.found
+    (base / "train2.jsonl").unlink()
+    os.mkfifo(base / "train2.jsonl")
+    with pytest.raises(UserError, match="no file behind it"):
+        sources.discover(base, "mine")
+    (base / "train2.jsonl").unlink()
+    (base / "notes.txt").symlink_to("elsewhere.txt")
+    assert found(base) == {"train": ["train.jsonl"]}
+
+
+def test_a_folder_with_rows_beside_the_files_is_named(folder):
+    base = folder("train.jsonl", "more/deep/train2.jsonl", "pictures/x.png")
+    assert found(base) == {"train": ["train.jsonl"]}
+    warnings = sources.discover(base, "mine").warnings
+    assert warnings == ["more/ is not read: files lie beside it in mine/"]
+    nested = folder("sets/train/0.jsonl", "sets/valid/0.jsonl", "sets/valid/old/1.jsonl") / "sets"
+    assert sources.discover(nested, "sets").warnings == [
+        "old/ is not read: files lie beside it in valid/"
+    ]
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", "data/.."], ids=["here", "above", "root", "back"])
+def test_the_project_itself_is_no_data(folder, path):
+    folder("train.jsonl")
+    with pytest.raises(UserError, match="project itself"):
+        sources.locate(path)

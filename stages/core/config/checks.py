@@ -35,6 +35,9 @@ CHOICES = {
     "run.device": ("auto", "cpu", "gpu"),
 }
 
+MOST = 10**9
+"""Far beyond any run, and short of where 64 bits end."""
+
 # key: (least, most); None: open. A value of None passes where the key is optional.
 RANGES: dict[str, tuple[float | None, float | None]] = {
     "data.shares.train": (0, 1),
@@ -42,25 +45,26 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "data.shares.test": (0, 1),
     "data.max_leak": (0, 1),
     "data.seed": (0, 2**32 - 1),
-    "split.max_seq_length": (2, None),
-    "split.overlap": (0, None),
+    "split.max_seq_length": (2, MOST),
+    "split.overlap": (0, MOST),
     "split.max_target_loss": (0, 1),
-    "train.num_layers": (-1, None),
-    "train.lora_parameters.rank": (1, None),
+    "train.num_layers": (-1, MOST),
+    "train.lora_parameters.rank": (1, MOST),
     "train.lora_parameters.dropout": (0, 0.999),
     "train.learning_rate": (0, None),
-    "train.schedule.warmup": (0, None),
+    "train.schedule.warmup": (0, MOST),
     "train.schedule.end": (0, None),
-    "train.effective_batch_size": (1, None),
-    "train.updates": (1, None),
-    "train.stop_at_update": (1, None),
+    "train.effective_batch_size": (1, MOST),
+    "train.updates": (1, MOST),
+    "train.stop_at_update": (1, MOST),
+    "train.epochs": (0, MOST),
     "train.seed": (0, 2**32 - 1),
-    "train.updates_per_eval": (1, None),
-    "train.patience": (1, None),
-    "evaluate.samples": (0, None),
-    "evaluate.max_new_tokens": (1, None),
-    "run.updates_per_save": (1, None),
-    "run.keep_last": (1, None),
+    "train.updates_per_eval": (1, MOST),
+    "train.patience": (1, MOST),
+    "evaluate.samples": (0, MOST),
+    "evaluate.max_new_tokens": (1, MOST),
+    "run.updates_per_save": (1, MOST),
+    "run.keep_last": (1, MOST),
 }
 POSITIVE = (
     "train.epochs",
@@ -68,6 +72,16 @@ POSITIVE = (
     "train.lora_parameters.scale",
     "run.step_timeout_s",
 )
+TEXT = (
+    "model.repo",
+    "model.revision",
+    "model.path",
+    "data.path",
+    "tokenize.chat_template",
+    "train.initial_adapters",
+    "run.report_to",
+)
+"""Null or a name, never empty: an empty path would mean the project itself."""
 AUTO_OR_POSITIVE = ("memory.budget_gb", "memory.activation_cache_limit_gb")
 AUTO_OR_ZERO_UP = ("memory.cache_limit_gb", "memory.wired_limit_gb")
 AUTO_OR_COUNT = ("memory.batch_size", "memory.grad_accumulation_steps")
@@ -95,6 +109,7 @@ def problems(settings: Settings) -> list[Problem]:
     return [
         *_choices(settings),
         *_ranges(settings),
+        *_names(settings),
         *_memory(settings),
         *_launch(settings),
         *_together(settings),
@@ -133,6 +148,20 @@ def _ranges(settings: Settings) -> Iterator[Problem]:
 
 def _range_text(least: float | None, most: float | None) -> str:
     return f"at least {least}" if most is None else f"{least} to {most}"
+
+
+def _names(settings: Settings) -> Iterator[Problem]:
+    """Text that must not be empty, and the columns of `data.columns`."""
+    for key in TEXT:
+        value = value_of(settings, key)
+        if value is not None and (not value.strip() or "\0" in value):
+            yield Problem(key, f"{key} is empty", repr(value), "a name, or null")
+    key, columns = "data.columns", settings.data.columns or {}
+    expected = "a column's name for each slot, such as {prompt: question, completion: reply}"
+    if not all(isinstance(name, str) and name.strip() for name in columns.values()):
+        yield Problem(key, f"{key} names no column", columns, expected)
+    elif len(set(columns.values())) < len(columns):
+        yield Problem(key, f"{key} names one column twice", columns, expected)
 
 
 def _memory(settings: Settings) -> Iterator[Problem]:

@@ -264,3 +264,36 @@ def test_a_wrong_type_names_the_right_one(project, yaml, expected):
     with pytest.raises(UserError, match="wrong type") as caught:
         settings.load_settings()
     assert caught.value.expected == expected
+
+
+@pytest.mark.parametrize("key", checks.TEXT)
+@pytest.mark.parametrize("value", ["", "  ", "a\0b"], ids=["empty", "spaces", "nul"])
+def test_a_name_is_null_or_not_empty(key, value):
+    keys = [problem.key for problem in refused(**{key.replace(".", "__"): value})]
+    assert key in keys
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"prompt": {"a": "b"}}, "no column"),
+        ({"prompt": None}, "no column"),
+        ({"prompt": " "}, "no column"),
+        ({"prompt": "a", "completion": "a"}, "one column twice"),
+    ],
+    ids=["nested", "null", "spaces", "twice"],
+)
+def test_columns_are_names_and_each_stands_once(columns, words):
+    (problem,) = refused(data__columns=columns)
+    assert problem.key == "data.columns" and words in problem.message
+    assert not refused(data__columns={"prompt": "a", "completion": "b"})
+
+
+@pytest.mark.parametrize(
+    "key", [key for key, (_, most) in checks.RANGES.items() if most == checks.MOST]
+)
+def test_numbers_that_no_machine_word_holds_are_refused(key):
+    edits = {key.replace(".", "__"): 10**20}
+    if key == "train.epochs":
+        edits["train__updates"] = None
+    assert key in [problem.key for problem in refused(**edits)]
