@@ -84,6 +84,13 @@ def locate(path: str | None) -> tuple[Path, list[str]]:
             expected="a folder or a file",
             fix=f"dvc pull {path}.dvc" if pointer.exists() else "set data.path in conf/data",
         )
+    if not found.is_file() and not found.is_dir():
+        raise UserError(
+            "data.path is neither a file nor a folder",
+            where=path,
+            expected="a folder or a file",
+            fix="set data.path in conf/data",
+        )
     inside = found.resolve().is_relative_to((paths.here() / SOURCE).resolve())
     outside = f"data.path lies outside {SOURCE}: DVC cannot see when it changes"
     return found, [] if inside else [outside]

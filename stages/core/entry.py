@@ -61,10 +61,12 @@ def guarded(name: str, work: Callable[[], int | None]) -> int:
 
 
 def _unexpected(name: str, error: Exception) -> int:
+    plain = files.refused(error)
     if files.is_disk_full(error):
-        full = files.disk_full(paths.here(), error)
-        _record(name, WRONG_INPUT, full.record())
-        console.fail(full.lines())
+        plain = files.disk_full(paths.here(), error)
+    if plain is not None:
+        _record(name, WRONG_INPUT, plain.record())
+        console.fail(plain.lines())
         return WRONG_INPUT
     _record(name, FAILED, {"what": repr(error), "traceback": traceback.format_exc()})
     traceback.print_exc()

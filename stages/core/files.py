@@ -20,6 +20,18 @@ from typing import Any
 from stages.core.errors import UserError
 
 TEMPORARY_PREFIX = ".tmp-"
+REFUSALS = {
+    errno.EACCES: "a place that you may read and write",
+    errno.EPERM: "a place that you may read and write",
+    errno.EROFS: "a disk that can be written to",
+    errno.ENAMETOOLONG: "a shorter name",
+    errno.ELOOP: "a link that leads to a file",
+    errno.ENOTDIR: "a folder",
+    errno.EISDIR: "a file",
+    errno.EFBIG: "room for it under the limit on file sizes (`ulimit -f`)",
+    errno.EMFILE: "more open files (`ulimit -n`)",
+}
+"""What the system says when a person, not the program, has to change something."""
 
 
 def disk_full(path: Path, error: OSError) -> UserError:
@@ -35,6 +47,21 @@ def disk_full(path: Path, error: OSError) -> UserError:
 def is_disk_full(error: BaseException) -> bool:
     """Whether an exception says that the disk or the user's quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def refused(error: BaseException) -> UserError | None:
+    """The message where the system refused a file (rights, a name, a limit); None otherwise."""
+    if not isinstance(error, OSError) or error.errno not in REFUSALS:
+        return None
+    if error.filename is None and error.errno not in (errno.EFBIG, errno.EMFILE):
+        return None
+    return UserError(
+        "The system refused a file or folder",
+        where=str(error.filename or Path.cwd()),
+        found=os.strerror(error.errno),
+        expected=REFUSALS[error.errno],
+        fix="change that, then run again",
+    )
 
 
 @contextlib.contextmanager

@@ -195,3 +195,8 @@ def test_the_project_itself_is_no_data(folder, path):
     folder("train.jsonl")
     with pytest.raises(UserError, match="project itself"):
         sources.locate(path)
+
+
+def test_a_device_is_no_data():
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        sources.locate("/dev/null")

@@ -1,5 +1,6 @@
 """Exit statuses, and the message that survives a deleted workspace."""
 
+import errno
 import json
 import os
 import signal
@@ -55,6 +56,47 @@ def test_a_full_disk_is_2(project):
         raise OSError(28, "No space left on device")
 
     assert entry.guarded("x", work) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.EACCES, "read and write"), (errno.EROFS, "written to"), (errno.EISDIR, "a file")],
+    ids=["rights", "read-only", "folder"],
+)
+def test_a_file_that_the_system_refuses_is_2_and_named(project, capsys, number, words):
+    def work():
+        raise OSError(number, os.strerror(number), "data/raw")
+
+    assert entry.guarded("x", work) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown and "data/raw" in shown and words in shown
+    assert all(last_error(project)[part] for part in ("where", "found", "expected", "fix"))
+
+
+def test_a_refusal_that_concerns_no_file_stays_a_failure(project):
+    def work():
+        raise PermissionError(errno.EPERM, "no such right")
+
+    assert entry.guarded("x", work) == 1
+
+
+def test_a_limit_on_file_sizes_is_2_and_leaves_nothing_behind(project):
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom stages.core import entry, files\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "sys.exit(entry.guarded('x', lambda: files.write_text(Path('big'), 'x' * 50_000)))"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "ulimit -f" in done.stderr
+    assert sorted(path.name for path in project.iterdir()) == [".cache"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
