@@ -5,6 +5,7 @@
 
 import csv
 import json
+import struct
 
 import mlx.core as mx
 import pytest
@@ -175,3 +176,52 @@ def test_the_stage_refuses_a_missing_tracker(tmp_path):
     assert status == 2
     assert "swanlab is not installed" in said
     assert not (folder / "adapters").exists()
+
+
+def leveldb_records(data, block=32_768, start=7):
+    """Records of a log in LevelDB's form (doc/log_format.md there), after a header of 7 bytes."""
+    whole, at = b"", start
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a full record, the last part of one
+            yield whole
+        if kind not in (2, 3):
+            whole = b""
+
+
+def test_wandb_itself_keeps_every_number_offline(tmp_path, monkeypatch, capfd):
+    """Where the package is installed: no network, and its file is read without it."""
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed (pip install wandb)")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    examples = random_examples([20, 9, 33, 14, 28])
+    job, state = make_job(tmp_path, examples, random_examples([7, 11]), updates=3)
+    job.tracker.start(schema.Settings(run=schema.Run(report_to="wandb")), "name", state.history)
+    loop.train(job, state)
+    wandb.finish()
+    assert "run.report_to is off" not in capfd.readouterr().err
+    state.history.write(tmp_path)
+    (file,) = tmp_path.rglob("*.wandb")
+    found = {}
+    for data in leveldb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            found.setdefault(items["_step"], {}).update(items)
+    for row in table(tmp_path / "history.csv"):
+        told = found[row["update"]]
+        assert told["train_loss"] == row["loss"]
+        others = {key: row[key] for key in row if key != "loss"}
+        assert {key: told[key] for key in others} == others
+    for row in table(tmp_path / "valid.csv"):
+        assert found[row["update"]]["val_loss"] == row["loss"]

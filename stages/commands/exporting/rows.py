@@ -16,6 +16,8 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
+from mlx_lm import utils
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from stages.core import tables
 from stages.core.errors import UserError
@@ -100,9 +102,12 @@ def observe(forward: Forward, rows: Sequence[Row]) -> Seen:
 def forward(model: nn.Module) -> Forward:
     """A model without dropout and with float32 activations, from its embedding on.
 
-    The model's own embedding is widened for good: save nothing of it afterwards.
+    On a CPU quantized weights are unpacked first: the same numbers, and products of packed ones
+    take minutes there. The model is changed for good: save nothing of it afterwards.
     """
     model.eval()
+    if mx.default_device() == mx.cpu:
+        model = _unpacked(model)
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
             wide = [
@@ -112,6 +117,17 @@ def forward(model: nn.Module) -> Forward:
             ]
             module.load_weights(wide, strict=False)
     return lambda tokens: model(mx.array(tokens)[None])[0]
+
+
+def _unpacked(model: nn.Module) -> nn.Module:
+    """The model with float32 weights in place of quantized ones, those that mlx-lm can unpack."""
+    for module in model.modules():
+        if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear):
+            for name in ("scales", "biases"):
+                array = module.get(name)
+                if array is not None and mx.issubdtype(array.dtype, mx.floating):
+                    module[name] = array.astype(mx.float32)
+    return utils.dequantize_model(model)
 
 
 def _rows(examples: tables.Examples) -> list[Row]:
