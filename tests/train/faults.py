@@ -3,7 +3,8 @@
     FAULTS='[{"update": 3, "kind": "malloc"}]' python tests/train/faults.py [memory.key=value …]
 
 Each fault comes once, also over several children, in the first micro-batch of its update; one that
-is `always` comes in every child. Nothing of this is in the stages themselves.
+is `always` comes in every child, one with a `rank` in that rank only (`run.launch`). Nothing of
+this is in the stages themselves.
 """
 
 import json
@@ -35,10 +36,21 @@ def supervise(words):
     """Be the supervisor, whose children are this program too."""
     from stages.train import __main__, supervisor
 
-    def command(*_):
-        return [sys.executable, __file__, f"--child={os.getpid()}", *words]
+    def command(settings, _overrides):
+        role = "launch" if settings.run.launch.workers() > 1 else "child"
+        return [sys.executable, __file__, f"--{role}={os.getpid()}", *words]
 
     supervisor.child_command = command
+    return __main__.main(words)
+
+
+def start_ranks(words):
+    """Be the process that starts several children, which are this program too."""
+    from stages.core.machine import launch
+    from stages.train import __main__
+
+    plain = launch.run
+    launch.run = lambda its, command, *rest: plain(its, [command[0], __file__, *command[3:]], *rest)
     return __main__.main(words)
 
 
@@ -58,6 +70,7 @@ def work(words):
         done = DONE.read_text().split() if DONE.exists() else []
         for number, fault in enumerate(faults):
             right = fault["update"] == state["update"] and fault["kind"] in kinds
+            right = right and fault.get("rank") in (None, os.environ.get("MLX_RANK"))
             if right and (str(number) not in done or fault.get("always")):
                 with open(DONE, "a") as file:
                     file.write(f"{number}\n")
@@ -119,5 +132,6 @@ def strike(fault):
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    child = any(word.startswith("--child=") for word in given)
-    raise SystemExit(work(given) if child else supervise(given))
+    role = next((word.split("=")[0] for word in given if word.startswith("--")), "")
+    main = {"": supervise, "--child": work, "--launch": start_ranks}[role]
+    raise SystemExit(main(given))

@@ -197,6 +197,33 @@ def test_nobody_lives_on_without_who_started_them(tmp_path, which):
     run.log.close()
 
 
+@pytest.mark.parametrize("number", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_out_of_memory_in_a_rank_starts_all_again_with_a_smaller_plan(
+    tmp_path, alone, monkeypatch, number
+):
+    folder = workspace(tmp_path / "work")
+    fault = {"update": 8, "kind": "malloc", "rank": number}
+    monkeypatch.setenv("FAULTS", json.dumps([fault]))
+    program = [sys.executable, str(Path(__file__).with_name("faults.py")), TWO]
+    done = subprocess.run(
+        program,
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout
+    require_same(folder, alone)
+    run = files.read_json(folder / "reports/train/run.json")
+    assert [(one["kind"], one["update"]) for one in run["recoveries"]] == [("memory", 8)]
+    assert run["plan"]["batch_size"] < 3  # half of the three that a rank has of six
+    assert run["resumed_at_updates"] == [7]
+    assert "Traceback" not in done.stdout
+
+
 @pytest.mark.parametrize("backend", ["ring", "nccl"])
 def test_what_ranks_say_to_each_other(tmp_path, backend):
     if not mx.distributed.is_available(backend):
