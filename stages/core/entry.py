@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from stages.core import console, files, paths
-from stages.core.config.settings import Settings, load_settings
+from stages.core.config import schema
+from stages.core.config.settings import Settings, known_keys, load_settings
 from stages.core.errors import UserError
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
@@ -39,7 +40,25 @@ def stage(name: str, work: Callable[[Settings], None], argv: Sequence[str] | Non
         argv: `memory.*` and `run.*` overrides as `key=value`; default: the command line.
     """
     given = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(given):
+        print(_help(name))
+        return DONE
     return guarded(name, lambda: work(load_settings(overrides=given)))
+
+
+def _help(name: str) -> str:
+    """What a stage does, and what it takes: the first line of its docstring, the keys to set."""
+    purpose = (sys.modules["__main__"].__doc__ or "").strip().split("\n\n", maxsplit=1)[0]
+    keys = [key for key in known_keys() if key.split(".", maxsplit=1)[0] in schema.MACHINE]
+    lines = [
+        f"usage: python -m stages.{name} [memory.key=value run.key=value …]",
+        "",
+        purpose,
+        "Every other setting comes from params.yaml, which `python -m stages.compose` writes.",
+        "",
+        *(f"  {key}" for key in keys if not any(other.startswith(key + ".") for other in keys)),
+    ]
+    return "\n".join(lines)
 
 
 def guarded(name: str, work: Callable[[], int | None]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from stages.core.update.schedule import warmup_updates
 from stages.validate.check import ERROR, WARNING, Check
 from stages.validate.facts import Facts
 
+FLAGS = ("bias_correction", "nesterov", "scale_parameter", "relative_step", "warmup_init")
 OPTIMIZER_KEYS = {
     "adam": {"betas", "eps", "bias_correction"},
     "adamw": {"betas", "eps", "weight_decay", "bias_correction"},
@@ -129,24 +131,49 @@ def validations(facts: Facts, settings: Settings, total: int) -> Check:
 
 
 def optimizer_config(settings: Settings) -> Check:
-    """Every key of the optimizer's own section is an argument of it."""
-    name = settings.train.optimizer
+    """Every key of the optimizer's own section is an argument of it, every value of its kind."""
+    name, title = settings.train.optimizer, "optimizer_config"
     sections: dict[str, Any] = settings.train.optimizer_config
     wrong = [f"{section} (no optimizer)" for section in sections if section not in OPTIMIZER_KEYS]
     own = sections.get(name) or {}
     known = sorted(OPTIMIZER_KEYS[name])
-    wrong += [key for key in own if key not in known]
+    if not isinstance(own, dict):
+        wrong, own = [*wrong, f"{name}: {own}"], {}
+    unknown = [key for key in own if key not in known]
+    odd = {key: _kind(name, key) for key in own if key in known and not _fits(name, key, own[key])}
+    wrong += [str(key) for key in unknown] + [f"{key}: {own[key]}" for key in odd]
     if not wrong:
-        return Check("optimizer_config")
-    close = [f"{key} → {nearest(key, known)}" for key in own if key not in known]
-    return Check(
-        "optimizer_config",
-        ERROR,
-        "train.optimizer_config holds what the optimizer does not take",
-        found=", ".join(wrong),
-        expected=f"{name}: {', '.join(known)}",
-        fix=f"nearest: {', '.join(close)}" if close else "write it as {optimizer: {key: value}}",
-    )
+        return Check(title)
+    fix = "write it as {optimizer: {key: value}}"
+    if odd:
+        fix = "; ".join(f"{key} takes {kind}" for key, kind in odd.items())
+    if unknown:
+        close = ", ".join(f"{key} → {nearest(str(key), known)}" for key in unknown)
+        fix = f"nearest: {close}"
+    message = "train.optimizer_config holds what the optimizer does not take"
+    expected = f"{name}: {', '.join(known)}"
+    return Check(title, ERROR, message, ", ".join(wrong), expected, fix)
+
+
+def _kind(optimizer: str, key: str) -> str:
+    """What kind of value a key of an optimizer takes."""
+    if key in FLAGS:
+        return "true or false"
+    pair = key == "betas" or (optimizer, key) == ("adafactor", "eps")
+    return "two numbers" if pair else "a number"
+
+
+def _fits(optimizer: str, key: str, value: Any) -> bool:
+    kind = _kind(optimizer, key)
+    if kind == "true or false":
+        return isinstance(value, bool)
+    if kind == "two numbers":
+        return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+    return _is_number(value) or (key == "beta_1" and value is None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def dropout(settings: Settings) -> Check:

@@ -29,6 +29,27 @@ def last_error(project):
     return json.loads((project / ".cache" / "last_error.json").read_text())
 
 
+STAGES = (
+    "collect", "model", "tokenize", "split", "validate", "train", "evaluate", "report", "compose",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_says_what_it_does_anywhere(tmp_path, stage):
+    done = subprocess.run(
+        [sys.executable, "-m", f"stages.{stage}", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: python -m stages.{stage}")
+    assert "batch_size" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_done_is_0(project):
     assert entry.guarded("x", lambda: None) == 0
 

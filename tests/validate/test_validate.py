@@ -319,6 +319,35 @@ def test_optimizer_config(workspace):
     assert check(run(other), "optimizer_config")["level"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "own", "words"),
+    [
+        ("adamw", {"weight_decay": "big"}, "weight_decay takes a number"),
+        ("adamw", {"betas": 3}, "betas takes two numbers"),
+        ("adamw", {"betas": [0.9, 0.99, 1]}, "betas takes two numbers"),
+        ("adamw", {"bias_correction": 1}, "bias_correction takes true or false"),
+        ("adafactor", {"eps": 1e-3}, "eps takes two numbers"),
+        ("sgd", {"momentum": None}, "momentum takes a number"),
+        ("adamw", [1], "{optimizer: {key: value}}"),
+        ("adamw", 3, "{optimizer: {key: value}}"),
+    ],
+)
+def test_values_of_the_wrong_kind_for_the_optimizer(workspace, optimizer, own, words):
+    case.write(workspace)
+    error, _ = failed(case.settings(optimizer=optimizer, optimizer_config={optimizer: own}))
+    assert words in error.fix
+
+
+def test_values_of_the_right_kind_for_the_optimizer(workspace):
+    case.write(workspace)
+    for optimizer, own in (
+        ("adamw", {"betas": [0.9, 0.99], "eps": 1e-8, "bias_correction": True}),
+        ("adafactor", {"eps": [1e-30, 1e-3], "beta_1": None, "relative_step": False}),
+    ):
+        settings = case.settings(optimizer=optimizer, optimizer_config={optimizer: own})
+        assert check(run(settings), "optimizer_config")["level"] == "ok"
+
+
 def test_dropout_narrows_the_promise(workspace):
     case.write(workspace)
     settings = case.settings()
