@@ -62,6 +62,15 @@ FAILURES = (
 """What a template can raise by its own expressions while it renders."""
 
 
+PROBES = (
+    ("user", "first_question"),
+    ("assistant", "first_answer"),
+    ("user", "last_question"),
+    ("assistant", "last_answer"),
+)
+"""A plain chat, each turn to be found again by its words."""
+
+
 class Refused(Exception):
     """The template raised on these messages; the text is its own words."""
 
@@ -151,6 +160,23 @@ class Template:
             if called and "probe_value" in text and not wrong:
                 return form
         return ""
+
+    @cached_property
+    def disorder(self) -> str:
+        """Why no mask can be trusted: turns out of their order, or another text each time."""
+        turns = [_turn(role, mark) for role, mark in PROBES]
+        text = self.tries(turns)
+        if self.tries(turns) != text:
+            return "it renders the same chat as two different texts"
+        places = [text.casefold().find(mark) for _, mark in PROBES]
+        written = [place for place in places if place >= 0]
+        return "" if written == sorted(written) else "it writes the turns in another order"
+
+    @cached_property
+    def left_out(self) -> list[str]:
+        """Which turns of a chat do not come out; none where the template refuses such a chat."""
+        text = self.tries([_turn(role, mark) for role, mark in PROBES]).casefold()
+        return [mark.replace("_", " ") for _, mark in PROBES if text and mark not in text]
 
     def _calls(self) -> Iterator[tuple[str, str]]:
         """A chat with one call, its arguments in both forms, without and with the definition."""

@@ -117,6 +117,14 @@ def refuse_forms(counts: Counter[str], template: Template | None, settings: Toke
             fix="set tokenize.chat_template to a file with a Jinja template (that of the model's "
             "instruct version, say), or choose an instruct model",
         )
+    if chats and template is not None and template.disorder:
+        raise UserError(
+            "The chat template cannot be trained on: where an answer begins is unknown",
+            where=settings.chat_template or "the chat template of the model",
+            found=template.disorder,
+            expected="the turns of a chat in their order, the same text each time",
+            fix="mend it, or set tokenize.chat_template to another",
+        )
 
 
 def fault_error(faults: Sequence[Fault]) -> UserError:
@@ -182,6 +190,8 @@ def notes(template: Template | None, renderer: Renderer) -> list[str]:
             "the chat template gives chats without a system turn its own "
             f"({renderer.without_system}): {template.default_system!r}"
         )
+    if template.left_out:
+        lines.append(f"the chat template leaves out turns: {', '.join(template.left_out)}")
     if template.writes_date:
         lines.append(f"the chat template writes today's date; here it is always {FIXED_DATE}")
     if renderer.merged:

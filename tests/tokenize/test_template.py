@@ -138,3 +138,46 @@ def test_a_template_whose_sums_fail_refuses_the_chat(source):
     template = load_template(chats.tokenizer(source))
     with pytest.raises(Refused):
         template.render(CHAT)
+
+
+TURNS = "<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n"
+LOOP = "{% for m in messages %}" + TURNS + "{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "disorder", "left_out"),
+    [
+        (LOOP, "", []),
+        (LOOP.replace("m['content']", "m['content'] | upper"), "", []),
+        (LOOP.replace("in messages", "in messages | reverse"), "another order", []),
+        (LOOP.replace("<|end|>", "{{ range(10**5) | random }}"), "two different texts", []),
+        (
+            "{{ messages[-1]['content'] }}",
+            "",
+            ["first question", "first answer", "last question"],
+        ),
+        (
+            LOOP.replace(TURNS, "{% if m.role == 'user' or loop.last %}" + TURNS + "{% endif %}"),
+            "",
+            ["first answer"],
+        ),
+        ("{{ raise_exception('no chats') }}", "", []),
+    ],
+    ids=["whole", "upper", "reversed", "random", "last only", "hides answers", "refuses"],
+)
+def test_what_a_template_makes_of_a_plain_chat(source, disorder, left_out):
+    template = load_template(chats.tokenizer(source))
+    assert disorder in template.disorder and bool(disorder) == bool(template.disorder)
+    if not disorder:
+        assert template.left_out == left_out
+
+
+def test_no_chat_is_masked_by_a_template_that_shuffles_it():
+    from stages.core.config.schema import Tokenize
+    from stages.tokenize.work import refuse_forms
+
+    template = load_template(chats.tokenizer(LOOP.replace("in messages", "in messages | reverse")))
+    with pytest.raises(UserError, match="cannot be trained on") as caught:
+        refuse_forms({"text": 0, "chat": 1, "completion": 0}, template, Tokenize())
+    assert all(caught.value.record().values())
+    refuse_forms({"text": 1, "chat": 0, "completion": 0}, template, Tokenize())
