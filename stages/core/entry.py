@@ -7,12 +7,14 @@ when its stage fails.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 
 from stages.core import console, files, paths
@@ -21,6 +23,19 @@ from stages.core.config.settings import Settings, known_keys, load_settings
 from stages.core.errors import UserError
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
+ORDER = (
+    "compose",
+    "collect",
+    "model",
+    "tokenize",
+    "split",
+    "validate",
+    "train",
+    "evaluate",
+    "report",
+)
+APART = (("collect", "model"),)
+"""Stages of which the later one reads nothing of the earlier one."""
 
 
 class Stopped(BaseException):
@@ -62,7 +77,33 @@ def _help(name: str) -> str:
 
 
 def guarded(name: str, work: Callable[[], int | None]) -> int:
-    """Call `work`, print and record what goes wrong, and give the exit status."""
+    """Call `work`, print and record what goes wrong, and give the exit status.
+
+    A stage that was begun and not done leaves a mark, by which a later one run by hand says that
+    it may read what an earlier run left. DVC removes a stage's outputs first, and needs no word.
+    """
+    if name not in ORDER:
+        return _guarded(name, work)
+    mark = _mark(name)
+    with contextlib.suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    if "DVC_STAGE" not in os.environ:
+        for earlier in ORDER[: ORDER.index(name)]:
+            if _mark(earlier).exists() and (earlier, name) not in APART:
+                console.warn(f"{earlier} was begun and not done: its files are of an earlier run")
+    status = _guarded(name, work)
+    if status == DONE:
+        with contextlib.suppress(OSError):
+            mark.unlink(missing_ok=True)
+    return status
+
+
+def _mark(name: str) -> Path:
+    return paths.here() / paths.CACHE / "begun" / name
+
+
+def _guarded(name: str, work: Callable[[], int | None]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:

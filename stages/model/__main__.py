@@ -25,5 +25,5 @@ def show_path(settings: Settings) -> None:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    work = show_path if "--path" in words else run
-    raise SystemExit(entry.stage("model", work, [word for word in words if word != "--path"]))
+    name, work = ("model --path", show_path) if "--path" in words else ("model", run)
+    raise SystemExit(entry.stage(name, work, [word for word in words if word != "--path"]))

@@ -50,6 +50,41 @@ def test_every_stage_says_what_it_does_anywhere(tmp_path, stage):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_stage_by_hand_says_that_an_earlier_one_was_not_done(project, capsys, monkeypatch):
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    warning = "collect was begun and not done"
+
+    def fails():
+        raise UserError("bad row")
+
+    assert entry.guarded("collect", fails) == 2
+    capsys.readouterr()
+    for name, said in (("model", False), ("tokenize", True), ("plan", False)):
+        assert entry.guarded(name, lambda: None) == 0
+        assert (warning in capsys.readouterr().err) == said, name
+    monkeypatch.setenv("DVC_STAGE", "tokenize")  # DVC removed the outputs of the one that failed
+    entry.guarded("tokenize", lambda: None)
+    monkeypatch.delenv("DVC_STAGE")
+    entry.guarded("collect", lambda: None)
+    entry.guarded("tokenize", lambda: None)
+    assert warning not in capsys.readouterr().err
+
+
+def test_a_killed_stage_counts_as_not_done(project, capsys, monkeypatch):
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    code = (
+        "import os\nfrom stages.core import entry\n"
+        "entry.guarded('split', lambda: os.kill(os.getpid(), 9))"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    entry.guarded("validate", lambda: None)
+    assert "split was begun and not done" in capsys.readouterr().err
+
+
 def test_done_is_0(project):
     assert entry.guarded("x", lambda: None) == 0
 
