@@ -265,6 +265,39 @@ def test_a4_a_clone_pulls_and_runs_nothing(project, tmp_path):
         assert (clone / file).read_bytes() == (project.folder / file).read_bytes()
 
 
+def drawn(project, *words):
+    """Every point that `dvc plots` draws: plot → points, each with its revision `rev`."""
+    output = project.run("dvc", "plots", *words, "--json").output
+    plots = json.loads(output[output.index("{") :].splitlines()[0])["data"]
+    return {name: one["content"]["data"]["values"] for name, (one,) in plots.items()}
+
+
+@pytest.mark.slow
+def test_plots_of_one_run_and_between_two_experiments(project):
+    shown = drawn(project, "show")
+    assert set(shown) == {"loss", "learning rate", "gradient norm"}
+    tables = {}
+    for name in ("history", "valid"):
+        header, *lines = project.text(f"reports/train/{name}.csv").split()
+        tables[name] = [
+            dict(zip(header.split(","), line.split(","), strict=True)) for line in lines
+        ]
+    wanted = {row["loss"] for rows in tables.values() for row in rows}
+    assert {str(point["loss"]) for point in shown["loss"]} == wanted
+    norms = {row["grad_norm"] for row in tables["history"]}
+    assert {str(point["grad_norm"]) for point in shown["gradient norm"]} == norms
+
+    rates = {"hot": 0.005, "cold": 0.0001}
+    for name, rate in rates.items():
+        project.experiment(f"train.learning_rate={rate}", name=name)
+    between = drawn(project, "diff", *rates)
+    for points in between.values():
+        assert {point["rev"] for point in points} == set(rates)
+    for name, rate in rates.items():
+        own = [float(p["learning_rate"]) for p in between["learning rate"] if p["rev"] == name]
+        assert max(own) == pytest.approx(rate)
+
+
 @pytest.mark.slow
 def test_a7_the_orphan_of_a_killed_dvc_ends_and_the_next_run_goes_on(project):
     project.edit("conf/experiment/smoke.yaml", "updates: 6", "updates: 1500")

@@ -52,14 +52,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _report(as_json: bool) -> int:
-    found = list(findings())
+    found = []
+    for finding in findings():  # a line as soon as it is known: `dvc status` takes its time
+        found.append(finding)
+        if as_json:
+            continue
+        console.say(f"{finding.level:<6} {finding.name:<12} {finding.text}")
+        if finding.fix:
+            console.say(f"{'':<6} {'':<12} to do: {finding.fix}")
     if as_json:
         print(json.dumps([finding.__dict__ for finding in found], indent=2))
-    else:
-        for finding in found:
-            console.say(f"{finding.level:<6} {finding.name:<12} {finding.text}")
-            if finding.fix:
-                console.say(f"{'':<6} {'':<12} to do: {finding.fix}")
     return entry.WRONG_INPUT if any(finding.level == WRONG for finding in found) else entry.DONE
 
 
@@ -74,7 +76,8 @@ def _safely(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except UserError as error:
-        yield Finding(WRONG, check.__name__, f"{error.what}: {error.found}", error.fix)
+        parts = [error.what, error.where, error.found]
+        yield Finding(WRONG, check.__name__, ": ".join(filter(None, parts)), error.fix)
     except Exception as error:
         yield Finding(WRONG, check.__name__, f"could not be looked at: {error!r}")
 
@@ -110,6 +113,9 @@ def locked_versions(lock: Path) -> dict[str, str]:
 def packages() -> Iterator[Finding]:
     """Installed versions against the lock."""
     lock = lock_file()
+    if not lock.is_file():
+        yield Finding(WRONG, "packages", f"no {lock.name} here", "run from the project's root")
+        return
     wanted = locked_versions(lock)
     wrong = []
     for name, version in wanted.items():
@@ -164,6 +170,11 @@ def cache() -> Iterator[Finding]:
 
 def git() -> Iterator[Finding]:
     """The repository that DVC needs."""
+    if shutil.which("git") is None:
+        yield Finding(
+            WRONG, "git", "not installed: DVC keeps a run's identity in it", "install git"
+        )
+        return
     if _run("git", "rev-parse", "--is-inside-work-tree") is None:
         fix = "clone the project, or: git init && git add . && git commit -m start"
         yield Finding(WRONG, "git", "no repository here", fix)
@@ -185,11 +196,13 @@ def dvc() -> Iterator[Finding]:
     if not (paths.here() / ".dvc").is_dir():
         yield Finding(WRONG, "dvc", "no .dvc folder here", "run from the project's root")
         return
-    status = _run(sys.executable, "-m", "dvc", "status", "--json")
-    if status is None:
-        yield Finding(WRONG, "dvc", "`dvc status` fails", "run it to see why")
+    status = _ran(sys.executable, "-m", "dvc", "status", "--json")
+    if status.returncode:
+        said = [line for line in status.stderr.splitlines() if line.strip()]
+        why = f": {said[0]}" if said else ""
+        yield Finding(WRONG, "dvc", f"`dvc status` fails{why}", "run it to see more")
         return
-    changed = list(json.loads(status))
+    changed = list(json.loads(status.stdout))
     text = f"to run again: {', '.join(changed)}" if changed else "up to date"
     yield Finding(NOTE if changed else OK, "dvc", text, "dvc repro" if changed else "")
     remotes = (_run(sys.executable, "-m", "dvc", "remote", "list") or "").split()[::2]
@@ -209,11 +222,15 @@ def values() -> Iterator[Finding]:
 
 def _run(*words: str) -> str | None:
     """What a command prints, None where it fails or does not exist."""
-    environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
     try:
-        done = subprocess.run(
-            words, cwd=paths.here(), capture_output=True, text=True, check=True, env=environment
-        )
-    except (OSError, subprocess.CalledProcessError):
+        done = _ran(*words)
+    except OSError:
         return None
-    return done.stdout.strip()
+    return None if done.returncode else done.stdout.strip()
+
+
+def _ran(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
+    return subprocess.run(
+        words, cwd=paths.here(), capture_output=True, text=True, check=False, env=environment
+    )

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 
 import pytest
 
@@ -67,6 +68,36 @@ def test_no_repository_no_commit_no_name_are_told_apart(folder):
     found = levels(doctor.git)
     assert found[0][0] == "ok" and found[0][1].endswith("start; 0 files changed since")
     assert found[1][0] == "wrong" and "user.email" in found[1][1]
+
+
+def test_git_that_is_not_installed_is_said(folder, monkeypatch):
+    monkeypatch.setenv("PATH", str(folder))
+    assert levels(doctor.git) == [("wrong", "not installed: DVC keeps a run's identity in it")]
+
+
+def test_without_a_lock_it_says_so(folder):
+    assert levels(doctor.packages) == [("wrong", "no requirements.lock here")]
+
+
+def test_a_pipeline_that_dvc_cannot_read_is_told_with_its_reason(folder):
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], check=True)
+    (folder / "dvc.yaml").write_text("stages: [1")
+    ((level, text),) = levels(doctor.dvc)
+    assert level == "wrong"
+    assert text.startswith("`dvc status` fails: ")
+    assert "dvc.yaml" in text
+
+
+def test_a_line_is_printed_as_soon_as_it_is_known(monkeypatch, capfd):
+    def findings():
+        yield doctor.Finding("ok", "first", "seen")
+        assert "first" in capfd.readouterr().err
+        yield doctor.Finding("note", "second", "seen", "look")
+
+    monkeypatch.setattr(doctor, "findings", findings)
+    assert doctor.main([]) == 0
+    assert "to do: look" in capfd.readouterr().err
 
 
 def test_no_pipeline_is_said(folder):
