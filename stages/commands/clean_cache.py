@@ -94,19 +94,21 @@ def size_gb(folder: Path) -> float:
 
 def _refuse_in_use(folder: Path) -> None:
     for file in folder.rglob("*"):
-        if file.is_file() and file.name.endswith(("lock", "working")) and _held(file):
+        if file.is_file() and file.name.endswith(("lock", "working", "use")) and _held(file):
+            pid = file.read_text(errors="replace").strip()
             raise UserError(
                 "A process works in this folder",
                 where=str(file.parent),
-                found=f"process {file.read_text(errors='replace').strip()}",
+                found=f"process {pid}" if pid else f"a lock on {file.name}",
                 fix="wait for it to end, or end it, then run again",
             )
 
 
 def _held(file: Path) -> bool:
+    """Whether somebody holds a lock; those who only read share theirs (`.use`)."""
     with open(file, "rb") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from stages.commands import clean_cache
+from stages.core.activations import evict
 from stages.core.errors import UserError
 
 HOLD = """
@@ -62,6 +63,20 @@ def test_a_folder_that_a_process_works_in_is_refused_whole(cache):
         holder.stdin.close()
     clean_cache.clean(["plans", "models"])
     assert not (cache / "models").exists()
+
+
+def test_activations_that_a_run_reads_are_refused(cache):
+    folder = cache / "activations" / "0123456789abcdef"
+    folder.mkdir(parents=True)
+    (folder / "hidden.bin").write_bytes(b"x")
+    readers = [evict.Use(folder), evict.Use(folder)]
+    for reader in readers:
+        with pytest.raises(UserError, match="works in this folder"):
+            clean_cache.clean(["activations"])
+        assert (folder / "hidden.bin").exists()
+        reader.close()
+    clean_cache.clean(["activations"])
+    assert not folder.exists()
 
 
 def test_sizes_count_the_bytes_on_the_disk(cache):
