@@ -251,6 +251,16 @@ def test_submitit_runs_points_and_a_failure_stops_no_other(project):
 
 
 @pytest.mark.slow
+def test_ray_runs_points_and_a_failure_stops_no_other(project):
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="the extra ray is absent")
+    words = ["train.seed=0,13,1", "hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]
+    done = sweep(project, "-m", *words, check=False)
+    assert done.status == 1
+    assert experiments(project) == {"seed-0", "seed-1"}, done.output[-4000:]
+    assert "seed=13: train: This seed is unlucky" in done.output[done.output.rindex("error:") :]
+
+
+@pytest.mark.slow
 def test_a_lock_that_another_command_holds_is_waited_for(project):
     """DVC gives up after three seconds; the point tries again."""
     code = (
