@@ -139,7 +139,8 @@ def _ranges(settings: Settings) -> Iterator[Problem]:
         below = least is not None and value < least
         above = most is not None and value > most
         if below or above or not math.isfinite(value):
-            yield Problem(key, f"{key} is out of range", value, _range_text(least, most))
+            said = _range_text(least, None if most == MOST and not above else most)
+            yield Problem(key, f"{key} is out of range", value, said)
     for key in POSITIVE:
         value = value_of(settings, key)
         if value is not None and not (value > 0 and math.isfinite(value)):
