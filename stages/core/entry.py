@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -34,6 +35,21 @@ ORDER = (
     "evaluate",
     "report",
 )
+OUTPUTS = {
+    "collect": ("data/raw", "reports/collect.json"),
+    "model": ("data/model.json",),
+    "tokenize": ("data/tokens", "reports/tokenize.json"),
+    "split": ("data/examples", "reports/split.json", "reports/lengths.png"),
+    "validate": ("reports/validate.json",),
+    "train": ("adapters", "reports/train"),
+    "evaluate": (
+        "reports/evaluate/rows.parquet",
+        "reports/evaluate/samples.json",
+        "reports/evaluate/metrics.json",
+    ),
+    "report": ("reports/report.html", "reports/card.md"),
+}
+"""What each stage writes; a killed one leaves it half-written under a temporary name."""
 APART = (("collect", "model"),)
 """Stages of which the later one reads nothing of the earlier one."""
 
@@ -58,7 +74,20 @@ def stage(name: str, work: Callable[[Settings], None], argv: Sequence[str] | Non
     if {"-h", "--help"} & set(given):
         print(_help(name))
         return DONE
-    return guarded(name, lambda: work(load_settings(overrides=given)))
+
+    def swept() -> int | None:
+        if name != "train":  # that waits for its lock first, and sweeps when it writes
+            sweep(name)
+        return work(load_settings(overrides=given))
+
+    return guarded(name, swept)
+
+
+def sweep(name: str) -> None:
+    """Remove what an earlier, killed start of a stage left beside its outputs."""
+    for output in map(Path, OUTPUTS.get(name, ())):
+        for left in output.parent.glob(f"{files.TEMPORARY_PREFIX}{output.name}-*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def _help(name: str) -> str:

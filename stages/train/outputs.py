@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from stages.core import console, files
+from stages.core import console, entry, files
 from stages.core.machine.device import Device
 from stages.core.model.manifest import Manifest
 from stages.core.model.trainable import trained
@@ -62,6 +62,7 @@ def finish(
         "updates": state.update,
         "updates_of_whole_run": job.updates,
     }
+    entry.sweep("train")
     with files.replacing_folder(REPORTS) as folder:
         state.history.write(folder)
         files.write_json(folder / "run.json", telemetry)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stages.core import entry
 from stages.core.errors import UserError
@@ -183,3 +184,30 @@ def test_a_stage_refuses_mathematics_on_its_command_line(project):
     assert entry.stage("x", seen.append, ["train.updates=5"]) == 2
     assert entry.stage("x", seen.append, ["memory.budget_gb=5"]) == 0
     assert seen[0].memory.budget_gb == 5
+
+
+def test_a_start_sweeps_what_a_killed_one_left_of_its_own_outputs(project):
+    left = ["data/.tmp-raw-0123abcd/train.parquet", "reports/.tmp-collect.json-0123abcd"]
+    others = ["data/.tmp-tokens-0123abcd/x", "reports/.tmp-prove.json-1", ".tmp-out-1/x"]
+    for name in (*left, *others):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("half")
+    (project / "params.yaml").write_text("model: {repo: 'builtin:tiny'}\ntrain: {updates: 5}\n")
+    assert entry.stage("collect", lambda settings: None, []) == 0
+    assert not any((project / name).exists() for name in left)
+    assert all((project / name).exists() for name in others)
+
+
+def test_every_output_of_the_pipeline_is_swept():
+    root = Path(__file__).parents[2]
+    stages = yaml.safe_load((root / "dvc.yaml").read_text())["stages"]
+    for stage, entries in stages.items():
+        if stage == "compose":
+            continue
+        outs = [*entries.get("outs", []), *entries.get("metrics", [])]
+        names = [out if isinstance(out, str) else next(iter(out)) for out in outs]
+        for name in names:
+            covered = [
+                out for out in entry.OUTPUTS[stage] if name == out or name.startswith(f"{out}/")
+            ]
+            assert covered, f"{stage}: {name}"
