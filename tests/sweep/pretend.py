@@ -1,7 +1,8 @@
 """A stand-in for training: a loss worked out from the settings, in a tenth of a second.
 
-`train.seed` asks for what a test wants: 13 fails as a stage does that refuses its input; from 100
-on training lasts until the file .cache/go exists, and a signal leaves a checkpoint.
+`train.seed` asks for what a test wants: 13 fails as a stage does that refuses its input; 14 writes
+a large file; from 100 on training lasts until the file .cache/go exists, and a signal leaves a
+checkpoint.
 """
 
 import json
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import yaml
 
-from stages.core import entry, paths
+from stages.core import entry, files, paths
 from stages.core.errors import UserError
 
 TRAIN, METRICS = Path("reports/train"), Path("reports/evaluate/metrics.json")
 BASE = 6.0
+LARGE = 64_000_000
 
 
 def loss(rate, layers):
@@ -30,6 +32,9 @@ def train():
     seed, rate = values["seed"], float(values["learning_rate"])
     if seed == 13:
         raise UserError("This seed is unlucky", where="train.seed", found=13, fix="take another")
+    if seed == 14:
+        with files.replacing(paths.cache() / "large") as place:
+            place.write_bytes(bytes(LARGE))
     if seed >= 100:
         wait(paths.cache() / f"pretend-{seed}")
     TRAIN.mkdir(parents=True, exist_ok=True)
