@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 import yaml
@@ -140,6 +142,37 @@ def test_no_stage_reads_a_setting_that_dvc_yaml_does_not_track(project):
         tracked = {key for key in read if any(f"{key}.".startswith(f"{name}.") for name in names)}
         untracked[stage] = sorted(read - tracked - (set() if stage == "model" else PLACE))
     assert {stage: keys for stage, keys in untracked.items() if keys} == {}
+
+
+@pytest.mark.slow
+def test_a_chat_template_and_adapters_that_change_run_what_reads_them(project):
+    files = (project.folder / ".cache/models").glob("*/tokenizer_config.json")
+    template = json.loads(next(files).read_text())["chat_template"]
+    own = project.folder / "conf/templates/own.jinja"
+    own.write_text(template)
+    shutil.copytree(project.folder / "adapters", project.folder / "data/adapters/first")
+    project.edit(
+        "conf/experiment/smoke.yaml",
+        RATE[1],
+        f"{RATE[1]}\n  initial_adapters: data/adapters/first",
+    )
+    with open(project.folder / "conf/experiment/smoke.yaml", "a") as file:
+        file.write("\ntokenize:\n  chat_template: conf/templates/own.jinja\n")
+    assert {"tokenize", "train", "evaluate"} <= set(project.repro().stages)
+    assert project.repro().stages == []
+    own.write_text(template + "{# the same words #}")
+    found = project.repro().stages
+    assert {"tokenize", "evaluate"} <= set(found)
+    assert "collect" not in found
+    weights = project.folder / "data/adapters/first/adapters.safetensors"
+    weights.write_bytes(_shifted(weights.read_bytes()))
+    assert project.repro().stages[:2] == ["validate", "train"]
+
+
+def _shifted(data: bytes) -> bytes:
+    """The last number of a safetensors file, a little larger."""
+    last = np.frombuffer(data[-4:], np.float32) + np.float32(0.01)
+    return data[:-4] + last.tobytes()
 
 
 def test_an_edit_of_code_that_changes_no_result_runs_nothing(project):

@@ -91,7 +91,7 @@ def locate(path: str | None) -> tuple[Path, list[str]]:
             expected="a folder or a file",
             fix="set data.path in conf/data",
         )
-    inside = found.resolve().is_relative_to((paths.here() / SOURCE).resolve())
+    inside = paths.inside(path, SOURCE)
     outside = f"data.path lies outside {SOURCE}: DVC cannot see when it changes"
     return found, [] if inside else [outside]
 

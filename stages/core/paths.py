@@ -18,6 +18,11 @@ def here() -> Path:
     return Path.cwd()
 
 
+def inside(path: str | Path, folder: str) -> bool:
+    """Whether a path lies in one of the pipeline's folders, links followed."""
+    return (here() / path).resolve().is_relative_to((here() / folder).resolve())
+
+
 def root() -> Path:
     """The DVC root: `DVC_ROOT` where the current directory lies under it, else `here()`."""
     named = os.environ.get("DVC_ROOT")

@@ -22,6 +22,7 @@ from stages.tokenize.vocabulary import read_vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TEMPLATES = "conf/templates"
 FAULTS_FILE = "tokenize_faults.json"
 MOST_LINES_SHOWN = 200
 
@@ -77,6 +78,10 @@ def tokenize(
         "samples": samples(tallies),
         "notes": notes(template, tokenizing.renderer),
     }
+    if settings.chat_template and not paths.inside(settings.chat_template, TEMPLATES):
+        report["notes"].append(
+            f"tokenize.chat_template lies outside {TEMPLATES}: DVC cannot see when it changes"
+        )
     if forms["text"] and vocabulary.end is None and settings.end_token != "never":
         report["notes"].append("the tokenizer names no end-of-text token: texts get none")
     tell(report)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stages.core import paths
 from stages.core.config.schema import Settings
 from stages.core.config.settings import nearest
 from stages.core.errors import UserError
@@ -16,6 +17,7 @@ from stages.core.update.schedule import warmup_updates
 from stages.validate.check import ERROR, WARNING, Check
 from stages.validate.facts import Facts
 
+ADAPTERS = "data/adapters"
 FLAGS = ("bias_correction", "nesterov", "scale_parameter", "relative_step", "warmup_init")
 OPTIMIZER_KEYS = {
     "adam": {"betas", "eps", "bias_correction"},
@@ -216,6 +218,10 @@ def initial_adapters(settings: Settings) -> Check:
         for key, there, here in _pairs(config, settings)
         if there != here
     ]
+    if not differs and not paths.inside(folder, ADAPTERS):
+        message = f"train.initial_adapters lie outside {ADAPTERS}: DVC cannot see changes"
+        fix = f"move them to {ADAPTERS}/NAME and `dvc add` that"
+        return Check(name, WARNING, message, str(folder), "", fix)
     if not differs:
         return Check(name)
     message = "train.initial_adapters were trained with another shape"

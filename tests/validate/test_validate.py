@@ -370,6 +370,12 @@ def test_initial_adapters(workspace):
     error, _ = failed(settings)
     assert error.found == "rank 4 (train: 8)"
     settings.train.lora_parameters.rank = 4
+    outside = check(run(settings), "initial_adapters")
+    assert outside["level"] == "warning"
+    assert "data/adapters" in outside["fix"]
+    (workspace / "data/adapters").mkdir(parents=True)
+    folder.rename(workspace / "data/adapters/old")
+    settings.train.initial_adapters = "data/adapters/old"
     assert check(run(settings), "initial_adapters")["level"] == "ok"
 
 

@@ -10,7 +10,8 @@ import yaml
 from stages.commands.sharing import git
 from stages.core.errors import UserError, listed
 
-SOURCE = "data/source"
+KEPT = ("data/source", "data/adapters")
+"""Folders whose contents `dvc add` keeps."""
 PROJECT = ("conf", "hydra_plugins", "stages", "dvc.yaml", "pyproject.toml", ".dvc/config")
 
 
@@ -41,13 +42,13 @@ def _path(out: str | dict) -> str:
 
 
 def require_rows(folder: Path) -> None:
-    """Refuse rows that neither git nor DVC keeps.
+    """Refuse rows, and adapters to start from, that neither git nor DVC keeps.
 
     Raises:
-        UserError: Something below data/source would be missing elsewhere; the `dvc add` line.
+        UserError: Something of them would be missing elsewhere; the `dvc add` line.
     """
-    others = git.listed("ls-files", "--others", "-z", "--", SOURCE, cwd=folder)
-    known = set(git.listed("ls-files", "-z", "--", SOURCE, cwd=folder))
+    others = git.listed("ls-files", "--others", "-z", "--", *KEPT, cwd=folder)
+    known = set(git.listed("ls-files", "-z", "--", *KEPT, cwd=folder))
     missing: dict[str, str] = {}
     for path in others:
         if Path(path).name.startswith(".") or _kept_by_dvc(path, known):
@@ -59,12 +60,14 @@ def require_rows(folder: Path) -> None:
         return
     new = [name for name, kept in missing.items() if not (folder / kept).exists()]
     steps = [f"dvc add {' '.join(new)}"] if new else []
-    steps.append(f"git add {' '.join(missing.values())} {SOURCE}/.gitignore")
+    folders = sorted({name.rsplit("/", maxsplit=1)[0] for name in missing})
+    ignores = " ".join(f"{one}/.gitignore" for one in folders)
+    steps.append(f"git add {' '.join(missing.values())} {ignores}")
     raise UserError(
-        "Rows are kept neither by git nor by DVC, so a temporary workspace and a clone lack them",
-        where=SOURCE,
+        "Files are kept neither by git nor by DVC, so a temporary workspace and a clone lack them",
+        where=", ".join(folders),
         found=listed(sorted(missing)),
-        expected="rows that `dvc add` or `git add` has taken",
+        expected="files that `dvc add` or `git add` has taken",
         fix=" && ".join(steps),
     )
 
@@ -85,7 +88,7 @@ def require_project(folder: Path, also: Sequence[str] = ()) -> None:
     Raises:
         UserError: Such files exist; the `git add` line.
     """
-    paths = sorted({*PROJECT, *dependencies(folder), *also} - {SOURCE})
+    paths = sorted({*PROJECT, *dependencies(folder), *also} - set(KEPT))
     others = git.listed(
         "ls-files", "--others", "--exclude-standard", "-z", "--", *paths, cwd=folder
     )
