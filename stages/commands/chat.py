@@ -8,7 +8,8 @@ python -m stages chat --base                   the base model alone, to compare
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--system", metavar="TEXT", help="begin with this system turn")
     parser.add_argument("--base", action="store_true", help="leave the adapters out")
     parser.add_argument("--adapters", type=Path, default=ADAPTERS, help="default: adapters")
-    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer")
-    parser.add_argument("--temp", type=float, default=0.0, help="0: always the likeliest token")
+    parser.add_argument("--max-tokens", type=_at_least(1, int), default=256, help="longest answer")
+    parser.add_argument(
+        "--temp", type=_at_least(0.0, float), default=0.0, help="0: always the likeliest token"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="memory.* and run.*")
     return parser
+
+
+def _at_least(least: float, kind: Callable[[str], float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not least <= value < math.inf:
+            raise ValueError
+        return value
+
+    number.__name__ = f"number of at least {least}"
+    return number
 
 
 def run(options: argparse.Namespace) -> None:

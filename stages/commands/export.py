@@ -99,6 +99,16 @@ def _targets(options: argparse.Namespace) -> dict[str, Path]:
             found=", ".join(f"--{kind}" for kind in targets),
             fix="add --fused FOLDER, or leave them out",
         )
+    for kind, target in targets.items():
+        above = next(folder for folder in target.parents if folder.exists())
+        if not above.is_dir():
+            raise UserError(
+                "An export cannot be written below a file",
+                where=str(target),
+                found=f"{above} is a file",
+                expected=f"a new folder for --{kind}",
+                fix="give another name",
+            )
     places = [target.resolve() for target in targets.values()]
     for kind, target in targets.items():
         taken = target.exists() or target.is_symlink() or places.count(target.resolve()) > 1

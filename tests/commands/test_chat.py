@@ -90,3 +90,15 @@ def test_without_an_adapter_folder_the_base_answers(workspace, capsys):
 def test_an_adapter_folder_asked_for_must_be_there(workspace, capsys):
     assert chat.main(["--prompt", "x", "--adapters", "nowhere"]) == 2
     assert "nowhere/adapter_config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--max-tokens", "0"), ("--max-tokens", "2.5"), ("--temp", "-1"), ("--temp", "nan")],
+    ids=" ".join,
+)
+def test_numbers_that_cannot_be_meant_are_refused(capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        chat.main([*words, "--prompt", "hi"])
+    assert ended.value.code == 2
+    assert "number of at least" in capsys.readouterr().err

@@ -217,6 +217,13 @@ def test_a_folder_that_exists_is_never_touched(tmp_path, capfd):
     assert left(tmp_path) == ["mine"]
 
 
+def test_no_export_below_a_file(tmp_path, capfd):
+    make(tmp_path)
+    assert export.main(["--adapter", "reports/card.md/mine"]) == 2
+    assert "card.md is a file" in capfd.readouterr().err
+    assert (tmp_path / "reports/card.md").read_text() == CARD
+
+
 def test_nothing_asked_for_and_needless_flags(tmp_path, capfd):
     make(tmp_path)
     assert export.main([]) == 2
