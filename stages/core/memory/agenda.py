@@ -24,6 +24,9 @@ WIDTHS: Mapping[str, int] = MappingProxyType({"cpu": 64, "cuda": 512, "metal": 2
 """Largest width of the smallest point."""
 ATTENTION_WIDTHS: Mapping[str, int] = MappingProxyType({"cpu": 1024, "cuda": 4096, "metal": 2048})
 """Longest attention that is measured alone."""
+WIDEST: Mapping[str, int] = MappingProxyType({"cpu": 8, "cuda": 4, "metal": 4})
+"""The longest point of attention in one piece, in widths of the smallest: there attention binds, or
+nearly so, in a model of 100 million parameters."""
 RECURRENT_WIDTH = 16
 """The same for layers that step through time in Python."""
 RECURRENT_KEYS = ("linear_attn", "mamba", "mixer", "recurrent", "ssm")
@@ -83,12 +86,17 @@ def first(
     if frozen_layers(settings, manifest):
         shapes = point_shapes(manifest, longest, kind)
         points += [Point("frozen", rows, width) for rows, width in shapes[1:]]
-    points += [Point("update"), *attentions(settings, longest, kind)]
+    return [*points, Point("update"), *parts(settings, longest, kind, whole_table)]
+
+
+def parts(settings: Settings, longest: int, kind: str, whole_table: bool = True) -> list[Point]:
+    """Attention and the loss alone."""
     pieces = chunks(settings.memory, kind)
     if kind == "cpu" and len(pieces) > 1:
         # There memory is in proportion to the piece, and time does not hang on it.
         pieces = pieces[:1]
-    return points + heads((*pieces, 0) if whole_table and 0 not in pieces else pieces)
+    pieces = (*pieces, 0) if whole_table and 0 not in pieces else pieces
+    return attentions(settings, longest, kind) + heads(pieces)
 
 
 def heads(pieces: Sequence[int]) -> list[Point]:
@@ -120,6 +128,8 @@ def layers(manifest: Manifest, longest: int, kind: str, way: Way) -> list[Point]
     """
     shapes = point_shapes(manifest, longest, kind)
     if not way.attention_block:
+        widest = WIDEST[kind] * shapes[0][1]
+        shapes[-1] = (1, shapes[-1][1] if recurrent(manifest) else min(longest, widest))
         return [_layers(rows, width, way) for rows, width in shapes]
     large = shapes[-1][1]
     picked = [(large // 2, large // 16), (large, large // 16), (large, large - 1)]

@@ -44,6 +44,7 @@ class Candidate:
         transient: Bytes of `step` above what rests in memory.
         seconds: Per update.
         start_seconds: Once, for the activation cache.
+        valid_seconds: Of the frozen layers in all validations, where their output isn't stored.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Candidate:
     transient: float
     seconds: float
     start_seconds: float
+    valid_seconds: float = 0.0
 
     @property
     def bytes(self) -> float:
@@ -62,7 +64,7 @@ class Candidate:
 
     def total_seconds(self, updates: int) -> float:
         """Of the whole run."""
-        return self.start_seconds + updates * self.seconds
+        return self.start_seconds + self.valid_seconds + updates * self.seconds
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def predict(plan: Plan, model: Model, load: Load) -> Candidate:
         transient=transient,
         seconds=seconds / len(load.work.batches) + model.update_seconds(),
         start_seconds=start_seconds,
+        valid_seconds=0.0 if plan.activation_cache else _valid_seconds(plan, load.work, model),
     )
 
 
@@ -213,8 +216,20 @@ def _start(plan: Plan, work: Work, model: Model) -> tuple[float, float]:
     peak = model.check_peak(min(CHECK_TOKENS, work.longest))
     if not plan.activation_cache:
         return rest.whole + peak, 0.0
+    tokens = int(work.lengths.sum()) + int(work.valid_lengths.sum())
+    stored, seconds = _frozen(plan, work, model)
+    return rest.whole + max(peak, stored), seconds * tokens
+
+
+def _valid_seconds(plan: Plan, work: Work, model: Model) -> float:
+    """Seconds of the frozen layers in all validations of the run."""
+    tokens = work.validations * int(work.valid_lengths.sum())
+    return tokens * _frozen(plan, work, model)[1] if tokens else 0.0
+
+
+def _frozen(plan: Plan, work: Work, model: Model) -> tuple[float, float]:
+    """(bytes above rest, seconds a token) of the frozen layers, in the largest micro-batch."""
     width = max(plan.widths[-1], work.longest)
     rows = max(1, plan.batch_tokens // width)
-    stored, seconds = model.frozen(Shape(rows, width, 1))
-    tokens = int(work.lengths.sum()) + int(work.valid_lengths.sum())
-    return rest.whole + max(peak, stored), seconds * tokens / (rows * width)
+    peak, seconds = model.frozen(Shape(rows, width, 1))
+    return peak, seconds / (rows * width)

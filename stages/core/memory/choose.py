@@ -15,13 +15,14 @@ import numpy as np
 
 from stages.core.config.settings import Settings
 from stages.core.machine.device import Device
-from stages.core.memory import agenda, candidates, refusal, rule
+from stages.core.memory import agenda, candidates, fixed, refusal, rule
 from stages.core.memory.budget import Budget, budget
 from stages.core.memory.candidates import RESERVE, Candidate, Case
 from stages.core.memory.fit import Model
 from stages.core.memory.plan import Plan
 from stages.core.memory.points import Point, Way
 from stages.core.memory.survey import Survey, Surveyor
+from stages.core.memory.words import size
 from stages.core.memory.work import work
 from stages.core.model.manifest import Manifest
 from stages.core.tables import Examples
@@ -65,14 +66,14 @@ class Choice:
 
     def line(self) -> str:
         """The choice in one line."""
-        plan, limit = self.plan, f"budget {self.budget.gb:.2f} GB ({self.budget.reason})"
-        size = f"micro-batches of at most {plan.batch_size} rows and {plan.batch_tokens} tokens"
+        plan, limit = self.plan, f"budget {size(self.budget.bytes)} ({self.budget.reason})"
+        cut = f"micro-batches of at most {plan.batch_size} rows and {plan.batch_tokens} tokens"
         if self.chosen is None:
-            return f"plan by rule, nothing measured: {size}; {limit}"
+            return f"plan by rule, nothing measured: {cut}; {limit}"
         store = "frozen layers stored" if plan.activation_cache else "whole model"
         return (
-            f"plan: {size}, {self.chosen.way.told()}, {store}, loss in pieces of"
-            f" {plan.loss_chunk or 'all'}; predicted peak {plan.predicted_peak_gb:.2f} GB and"
+            f"plan: {cut}, {self.chosen.way.told()}, {store}, loss in pieces of"
+            f" {plan.loss_chunk or 'all'}; predicted peak {size(plan.predicted_peak_gb * 1e9)} and"
             f" {plan.predicted_seconds:.2f} s an update; {limit}"
         )
 
@@ -130,7 +131,7 @@ def choose(
         measured_worst=chooser.measured(best),
         points=surveyor.measured,
         seconds=time.monotonic() - started,
-        notes=chooser.notes(),
+        notes=[*chooser.notes(), *chooser.costs(best)],
     )
 
 
@@ -209,6 +210,8 @@ class Chooser:
         case = self.case
         longest, manifest, kind = case.work.longest, case.manifest, case.kind
         points = agenda.first(case.settings, manifest, longest, kind, self.whole_table)
+        if self.whole_table:
+            points += agenda.parts(self._freed(), longest, kind)
         points += [p for way in ways for p in agenda.layers(manifest, longest, kind, way)]
         survey = self.surveyor.ask(points)
         if self.cached and not any(x.point.way.cached for x in survey.of("layers")):
@@ -223,27 +226,43 @@ class Chooser:
         self.all = candidates.every(self.case, self.model)
 
     def _ways(self, more: bool) -> list[Way]:
-        """Ways to measure: those that keep most, or all that the settings leave open."""
-        fixed = rule.recompute_fixed(self.case.settings.memory.grad_checkpoint)
-        some = (0, 1) if more or (fixed or 0) > 1 else (fixed or 0,)
-        ks = (fixed,) if fixed in (0, 1) else some
-        blocks = agenda.blocks(self.case.settings.memory, self.case.kind, self.case.work.longest)
+        """Ways to measure: those that keep most, or all that the settings leave open.
+
+        On the CPU blocks save time as well as memory, since a causal block sees no later keys:
+        there attention in one piece is only measured for the table, or where settings want it.
+        """
+        settings = self._freed() if self.whole_table else self.case.settings
+        k = rule.recompute_fixed(settings.memory.grad_checkpoint)
+        some = (0, 1) if more or (k or 0) > 1 else (k or 0,)
+        ks = (k,) if k in (0, 1) else some
+        blocks = agenda.blocks(settings.memory, self.case.kind, self.case.work.longest)
         inside = sorted({block > 0 for block in blocks})
-        if not more and len(inside) > 1 and self.case.kind != "cpu":
-            # On the CPU blocks save time too, since a causal block sees no later keys.
-            inside = [False]
+        if not self.whole_table and len(inside) > 1:
+            inside = [True] if self.case.kind == "cpu" else inside if more else [False]
         return [Way(k, attention_block=int(b), cached=self.cached) for b in inside for k in ks]
 
+    def _freed(self) -> Settings:
+        """The settings with nothing fixed that the planner would choose."""
+        return fixed.freed(self.case.settings, *fixed.chosen_by_hand(self.case.settings))
+
+    def costs(self, best: Candidate) -> list[str]:
+        """What fixed settings cost."""
+        return list(fixed.costs(self.case, self.model, best, self._best_of))
+
     def _best(self) -> Candidate | None:
+        """The best of all."""
+        return self._best_of(self.all)
+
+    def _best_of(self, found: list[Candidate]) -> Candidate | None:
         """The fastest that fits; of equally fast ones the smallest."""
-        fitting = [found for found in self.all if self._fits(found)]
+        fitting = [candidate for candidate in found if self._fits(candidate)]
         if not fitting:
             return None
-        seconds = lambda found: found.total_seconds(self.case.work.updates)
+        seconds = lambda candidate: candidate.total_seconds(self.case.work.updates)
         least = min(map(seconds, fitting))
         return min(
-            (found for found in fitting if seconds(found) <= SAME_SPEED * least),
-            key=lambda found: (found.bytes, seconds(found)),
+            (candidate for candidate in fitting if seconds(candidate) <= SAME_SPEED * least),
+            key=lambda candidate: (candidate.bytes, seconds(candidate)),
         )
 
     def _fits(self, found: Candidate) -> bool:

@@ -5,7 +5,7 @@ A change of mathematics is only ever proposed, with its price, never made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from stages.core.config.settings import Settings
 from stages.core.errors import UserError
 from stages.core.memory.budget import Budget
-from stages.core.memory.candidates import Candidate, Case
+from stages.core.memory.candidates import RESERVE, THROTTLED_BYTES, Candidate, Case
 from stages.core.memory.fit import Model, Shape
+from stages.core.memory.words import enough, size
 from stages.core.memory.work import Work
 from stages.core.model.manifest import Manifest
 
@@ -25,32 +26,36 @@ STEP = 16
 
 
 class Help(NamedTuple):
-    """A change of mathematics: GB it saves, and how it is made and paid for."""
+    """A change of mathematics: bytes it saves, and how it is made and paid for."""
 
     saves: float
     text: str
 
 
 def refused(case: Case, model: Model, found: Sequence[Candidate]) -> UserError:
-    """The error that says so with numbers."""
+    """The error that says so with numbers; the change that would help most comes first."""
     limit = case.limit
     closest = min(found, key=lambda candidate: candidate.bytes)
     missing = closest.bytes - limit.bytes
-    short = f"{missing / 1e9:.2f} GB more" if missing > 0 else f"but a step died: {_reason(model)}"
-    helps = sorted(changes(case, model, closest), reverse=True)
-    lines = [f"{help_.text} (saves about {help_.saves / 1e9:.2f} GB)" for help_ in helps]
-    plan = closest.plan
+    short = f"{size(missing)} more" if missing > 0 else f"but a step died: {_reason(model)}"
+    plan, needed = closest.plan, size(closest.bytes)
     return UserError(
         "No plan fits the memory budget",
         where="memory.budget_gb",
-        found=f"budget {limit.gb:.2f} GB ({limit.reason}); the closest plan needs"
-        f" {closest.bytes / 1e9:.2f} GB, {short}: {plan.batch_size} rows or"
+        found=f"budget {size(limit.bytes)} ({limit.reason}); the closest plan needs"
+        f" {needed}, {short}: {plan.batch_size} rows or"
         f" {plan.batch_tokens} tokens at once, {closest.way.told()}, loss in pieces of"
         f" {plan.loss_chunk or 'all'}",
-        expected=f"at least {closest.bytes / 1e9:.2f} GB, or other mathematics",
-        fix=f"raise memory.budget_gb to {closest.bytes / 1e9:.2f}, or change the mathematics:"
-        + "".join(f"\n    {line}" for line in lines),
+        expected=f"at least {needed}, or other mathematics",
+        fix=f"raise memory.budget_gb to {enough(closest.bytes)}, or change the mathematics,"
+        " what helps most first:" + "".join(_lines(changes(case, model, closest), missing)),
     )
+
+
+def _lines(helps: Sequence[Help], missing: float) -> Iterator[str]:
+    for help_ in sorted(helps, reverse=True):
+        alone = ", enough by itself" if help_.saves >= missing > 0 else ""
+        yield f"\n    {help_.text} (saves about {size(help_.saves)}{alone})"
 
 
 def _reason(model: Model) -> str:
@@ -70,9 +75,15 @@ def longest_that_fits(model: Model, closest: Candidate, limit: Budget, longest: 
     """The longest example up to `longest`, in tokens, of which one at a time fits; 0 for none."""
     widths = np.arange(STEP, longest + 1, STEP)
     shape = Shape(np.ones_like(widths), widths, widths)
-    peaks = model.peak(closest.way, shape, closest.plan.loss_chunk)
-    fits = widths[model.survey.rest.resting(closest.way.cached) + peaks <= limit.bytes]
+    peaks = model.peak(closest.way, shape, closest.plan.loss_chunk) * _held_back(closest)
+    needed = model.survey.rest.resting(closest.way.cached) + (1 + RESERVE) * peaks
+    fits = widths[needed <= limit.bytes]
     return int(fits.max(initial=0))
+
+
+def _held_back(found: Candidate) -> float:
+    """Share of a step's peak that is left where MLX may not run ahead."""
+    return 1.0 if found.plan.memory_limit_gb is None else THROTTLED_BYTES
 
 
 def _shorter(work: Work, model: Model, closest: Candidate, limit: Budget) -> Help | None:
@@ -81,7 +92,7 @@ def _shorter(work: Work, model: Model, closest: Candidate, limit: Budget) -> Hel
     cut = np.minimum(work.targets, np.maximum(0, work.lengths - cap)).sum()
     share = cut / max(1, work.targets.sum())
     shape = Shape(1, cap, cap)
-    peak = model.peak(closest.way, shape, closest.plan.loss_chunk)
+    peak = model.peak(closest.way, shape, closest.plan.loss_chunk) * _held_back(closest)
     saved = closest.transient - peak
     fate = "the longest that fits" if fits else "still too long"
     recurrent = model.survey.rest.recurrent

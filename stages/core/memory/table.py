@@ -13,6 +13,7 @@ from stages.core.memory.fit import Model, Shape
 from stages.core.memory.plan import Plan
 from stages.core.memory.points import Way
 from stages.core.memory.refusal import longest_that_fits
+from stages.core.memory.words import size
 
 PIECES = 64
 """Targets per piece of the loss that other settings are compared at, where none is chosen."""
@@ -44,7 +45,7 @@ def rows(choice: Choice) -> list[Row]:
     chosen, work = choice.chosen, choice.case.work
     load = work.load(chosen.plan)
     pieces = chosen.plan.loss_chunk or PIECES
-    alone = candidates.planned(chosen.plan, Way(), pieces)
+    alone = candidates.planned(chosen.plan, _plain(choice.model, chosen), pieces)
     base = candidates.predict(alone, choice.model, load)
     plans = {"plain": replace(alone, loss_chunk=0), f"loss in pieces of {pieces}": alone}
     plans |= dict(_alone(choice, alone))
@@ -57,6 +58,12 @@ def rows(choice: Choice) -> list[Row]:
         smaller = candidates.predict(half, choice.model, work.load(half))
         found.append(_row(f"micro-batch of {half.batch_tokens} tokens", smaller, base))
     return [*found, replace(_row("chosen", chosen, base), chosen=True)]
+
+
+def _plain(model: Model, chosen: Candidate) -> Way:
+    """Keep everything, attention in one piece where that was measured."""
+    whole = any(not inside for _, inside in model.ways())
+    return Way(attention_block=0 if whole else chosen.way.attention_block)
 
 
 def _alone(choice: Choice, base: Plan) -> Iterator[tuple[str, Plan]]:
@@ -83,12 +90,12 @@ def _row(name: str, found: Candidate, base: Candidate) -> Row:
 def facts(choice: Choice) -> dict[str, str]:
     """What a person wants to know beside the rows: label → text."""
     chosen, plan, rest = choice.chosen, choice.plan, choice.model.survey.rest
-    gb = lambda count: f"{count / 1e9:.3f} GB"
+    gb = lambda count: size(count, digits=3)
     variants = (
         f"at most {2 * len(plan.widths)} compiled variants" if plan.compiled else "not compiled"
     )
     found = {
-        "budget": f"{choice.budget.gb:.2f} GB: {choice.budget.reason}",
+        "budget": f"{size(choice.budget.bytes)}: {choice.budget.reason}",
         "weights": gb(rest.above if plan.activation_cache else rest.whole)
         + (f" (of {gb(rest.whole)}: the frozen ones are freed)" if plan.activation_cache else ""),
         "optimizer state and gradient": gb(rest.state),
@@ -96,7 +103,7 @@ def facts(choice: Choice) -> dict[str, str]:
         f" {chosen.worst.width} tokens, {chosen.worst.targets} targets",
         "peak": gb(chosen.step) + _measured(choice),
         "before the first update": gb(chosen.start),
-        "allocator's cache": f"at most {plan.cache_limit_gb:.3f} GB",
+        "allocator's cache": f"at most {gb(plan.cache_limit_gb * 1e9)}",
         "micro-batches": f"at most {plan.batch_size} rows, {plan.batch_tokens} padded tokens",
         "widths": f"{len(plan.widths)}: {', '.join(map(str, plan.widths))}; {variants}",
         "longest example that fits": _longest(choice),
@@ -104,7 +111,7 @@ def facts(choice: Choice) -> dict[str, str]:
         + (f", once {chosen.start_seconds:.0f} s" if chosen.start_seconds else ""),
     }
     if plan.memory_limit_gb is not None:
-        found["kept from running ahead"] = f"MLX waits above {plan.memory_limit_gb:.3f} GB"
+        found["kept from running ahead"] = f"MLX waits above {gb(plan.memory_limit_gb * 1e9)}"
     if rest.recurrent:
         found["recurrent layers"] = _recurrent(choice.model, chosen)
     return found
@@ -123,12 +130,12 @@ def _longest(choice: Choice) -> str:
 def _measured(choice: Choice) -> str:
     if choice.measured_worst is None:
         return ""
-    return f" (its worst micro-batch was run: {choice.measured_worst / 1e9:.3f} GB)"
+    return f" (its worst micro-batch was run: {size(choice.measured_worst, digits=3)})"
 
 
 def _recurrent(model: Model, chosen: Candidate) -> str:
     """State per token, as measured: the rise of what is kept with length."""
-    way = Way(recompute=0, cached=chosen.way.cached)
+    way = replace(_plain(model, chosen), cached=chosen.way.cached)
     rise = [float(model.kept(way, Shape(1, width, 1))) for width in (1, 2)]
     count = model.survey.rest.recurrent
     return (

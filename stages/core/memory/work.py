@@ -28,6 +28,7 @@ class Work:
         valid_lengths, valid_targets: Per validation example.
         batches: Ids of each update that is looked at, one worker's share.
         updates: Of the whole run.
+        validations: Of the whole run, each over all validation examples.
         splits: The examples themselves, `train` and `valid`.
         rows: Most examples of an update that one worker trains.
     """
@@ -38,6 +39,7 @@ class Work:
     valid_targets: np.ndarray
     batches: list[np.ndarray]
     updates: int
+    validations: int
     rows: int
     splits: tuple[Examples, Examples]
 
@@ -113,9 +115,15 @@ def work(settings: Settings, examples: Examples, valid: Examples) -> Work:
         valid_targets=valid.targets,
         batches=[ids[:: workers(settings)] for ids in batches[:most]],
         updates=updates,
+        validations=validations(updates, train.updates_per_eval) if len(valid) else 0,
         rows=min(rows_per_worker(settings), count),
         splits=(examples, valid),
     )
+
+
+def validations(updates: int, every: int | None) -> int:
+    """How often a run validates: every so many updates, and at its end."""
+    return math.ceil(updates / every) if every else 1
 
 
 def shape(lengths: np.ndarray, targets: np.ndarray, plan: Plan) -> Shape:

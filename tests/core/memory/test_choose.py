@@ -11,6 +11,7 @@ from stages.core.errors import UserError
 from stages.core.memory import candidates, chart, choose, table
 from stages.core.memory.choose import choose as chosen_plan
 from stages.core.memory.fit import Shape
+from stages.core.memory.words import size
 
 LENGTHS = np.random.default_rng(1).integers(30, 512, size=200)
 LENGTHS[:3] = 512
@@ -119,6 +120,73 @@ def test_a_refusal_has_the_numbers(paper):
     ):
         assert word in text
     assert paper.choose(needed + 0.01, activation_cache="on").plan
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(3_400_000, "3.4 MB"), (-9_000_000, "-9.0 MB"), (12_000_000, "0.01 GB")]
+)
+def test_sizes_that_are_nothing_in_gb_are_told_in_mb(count, text):
+    assert size(count) == text
+
+
+def test_a_little_that_is_missing_is_told_in_mb(paper):
+    """The budget that a refusal names holds the plan; 4 MB less does not, and the text says so."""
+    with pytest.raises(UserError) as caught:
+        paper.choose(0.35, activation_cache="on")
+    enough = float(caught.value.fix.split("memory.budget_gb to ")[1].split(",")[0])
+    assert paper.choose(enough, activation_cache="on").plan
+    with pytest.raises(UserError) as caught:
+        paper.choose(enough - 0.004, activation_cache="on")
+    assert "MB more" in caught.value.found
+    assert "0.00 GB" not in str(caught.value)
+
+
+def test_the_change_that_helps_most_comes_first(paper):
+    with pytest.raises(UserError) as caught:
+        paper.choose(0.35, activation_cache="on")
+    lines = caught.value.fix.splitlines()[1:]
+    saved = [float(line.split("saves about ")[1].split()[0]) for line in lines if "GB" in line]
+    assert len(saved) >= 2
+    assert saved == sorted(saved, reverse=True)
+
+
+def test_another_budget_is_another_choice_from_the_same_measurements(paper, monkeypatch):
+    first = paper.choose(100, whole_table=True)
+    known = paper.surveyor
+    monkeypatch.setattr(choose, "Surveyor", lambda *_args: known)
+    before = known.measured
+    second = paper.choose(0.6, whole_table=True)
+    asked = list(known.readings)[before:]
+    assert {point.kind for point in asked} <= {"whole"}, "only worst micro-batches are run"
+    assert second.plan != first.plan
+    assert second.plan.predicted_peak_gb <= 0.6 < first.plan.predicted_peak_gb
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        ({"batch_size": 1}, "memory.batch_size=1 is fixed"),
+        ({"grad_checkpoint": True}, "memory.grad_checkpoint=true is fixed"),
+        ({"loss_chunk": "off"}, "memory.loss_chunk=off is fixed"),
+    ],
+)
+def test_what_fixed_settings_cost_is_said(paper, memory, text):
+    free = paper.choose(4, whole_table=True)
+    choice = paper.choose(4, whole_table=True, **memory)
+    line = next(note for note in choice.notes if text in note)
+    assert not any("is fixed" in note for note in free.notes)
+    slower = (choice.chosen.total_seconds(UPDATES) - free.chosen.total_seconds(UPDATES)) / UPDATES
+    if slower > 0.01 * free.chosen.seconds:
+        assert f"{slower:.2f} s an update slower" in line
+    more = choice.chosen.step - free.chosen.step
+    if more > 0.01 * free.chosen.step:
+        assert f"{size(more)} more" in line
+
+
+def test_a_fixed_value_that_auto_would_choose_costs_nothing(paper):
+    free = paper.choose(4, whole_table=True)
+    same = paper.choose(4, whole_table=True, loss_chunk=free.plan.loss_chunk)
+    assert any("no dearer than auto" in note for note in same.notes)
 
 
 def test_below_all_other_plans_mlx_may_not_run_ahead(paper):

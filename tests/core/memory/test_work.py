@@ -69,3 +69,11 @@ def test_workers_share_an_update():
     found = work(given, examples(LENGTHS), examples([]))
     assert [len(ids) for ids in found.batches] == [4, 4]
     assert found.rows == 4
+
+
+@pytest.mark.parametrize(("updates", "every", "count"), [(20, 10, 2), (21, 10, 3), (7, None, 1)])
+def test_validations_are_counted(updates, every, count):
+    given = settings(updates=updates)
+    given.train.updates_per_eval = every
+    assert work(given, examples(LENGTHS), examples([30])).validations == count
+    assert work(given, examples(LENGTHS), examples([])).validations == 0
