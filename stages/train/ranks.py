@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,9 @@ from stages.core.memory.plan import Plan, from_record
 from stages.core.tables import Examples
 from stages.core.update import batching
 from stages.core.update.batching import MicroBatch
-from stages.core.update.step import Gradient, Step
-from stages.train.checkpoint import Saved, Store
+from stages.core.update.step import Gradient
+from stages.train.checkpoint import Store
+from stages.train.follower import Follower
 from stages.train.shares import shares
 from stages.train.state import TrainState
 from stages.train.stopping import Stop
@@ -112,30 +112,6 @@ class Alone:
 
 
 ALONE = Alone()
-
-
-class Follower(Store):
-    """The store of a rank that writes no checkpoint, though it knows when the first one does."""
-
-    def follow(self, state: TrainState) -> None:
-        """The run starts from this state: a checkpoint's, which the first rank holds, or none."""
-        if state.update:
-            self._held = (state.update, state.evaluated)
-
-    def save(self, state: TrainState, step: Step, keep_last: int) -> Path:
-        """As if it were saved."""
-        self._held = (state.update, state.evaluated)
-        return self.folder / f"{state.update:08d}"
-
-    def latest(self, most: int) -> Saved | None:
-        """None: the first rank tells what to go on from."""
-
-    def keep_best(self, state: TrainState, model: nn.Module) -> None:
-        """The first rank does."""
-
-    def clear(self) -> None:
-        """Remove the folder: nothing in it is needed."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Ranks(Alone):
