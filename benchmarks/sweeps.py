@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _take(given: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         project = Project(Path(name) / "project")
         report: dict[str, Any] = {"machine": machine.facts()}
         report["noop_repro_s"] = [project.run("dvc", "repro") for _ in range(given.repeats)]
