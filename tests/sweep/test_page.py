@@ -53,7 +53,7 @@ def test_a_range_of_rates_is_logarithmic():
     assert found.kind == "log"
     assert found.places[:3] == pytest.approx([0, 0.5, 1])
     assert math.isnan(found.places[3])
-    assert [text for _, text in found.marks] == ["0.0001", "0.001", "0.01"]
+    assert [text for _, text in found.marks] == ["1e-4", "0.001", "0.01"]
 
 
 def test_layers_are_linear_and_minus_one_is_a_number():

@@ -191,7 +191,7 @@ def from_file(file: Path) -> dict[str, Any]:
     if (file / ADAPTER_CONFIG).is_file():
         file = file / ADAPTER_CONFIG
     _look_over(file)
-    found = dict(OmegaConf.to_container(settings.parse(file), resolve=False))
+    found = dict(OmegaConf.to_container(settings.parse(file, resolve=False), resolve=False))
     _refuse_interpolation("", found, str(file))
     return found
 

@@ -66,15 +66,18 @@ def load_settings(folder: Path | None = None, overrides: Sequence[str] = ()) -> 
     return to_settings(merged)
 
 
-def parse(file: Path) -> DictConfig:
+def parse(file: Path, resolve: bool = True) -> DictConfig:
     """Read a settings file as OmegaConf does (`1e-5` is a number there).
+
+    Args:
+        resolve: Put values in the place of `${…}`; without it they stay as they are written.
 
     Raises:
         UserError: It is no YAML, or no mapping.
     """
     try:
         loaded = OmegaConf.load(file)
-        if isinstance(loaded, DictConfig):
+        if resolve and isinstance(loaded, DictConfig):
             OmegaConf.resolve(loaded)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark

@@ -12,7 +12,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import generate, load
 from mlx_lm.utils import load_model, save_model
-from tests.core.test_gguf import parameters, write_file
+from tests.core.model.test_gguf import parameters, write_file
 
 from stages.core import files
 from stages.core.config import schema

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 
 def test_another_process_writes_the_same_bytes(folder, tmp_path):
-    code = "from pathlib import Path; from stages.core import tiny; tiny.write(Path('.'))"
+    code = "from pathlib import Path; from stages.core.model import tiny; tiny.write(Path('.'))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
     names = sorted(path.name for path in folder.iterdir())
