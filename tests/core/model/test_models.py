@@ -12,12 +12,12 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import generate, load
 from mlx_lm.utils import load_model, save_model
-from tests.core.model.test_gguf import parameters, write_file
 
 from stages.core import files
 from stages.core.config import schema
 from stages.core.errors import UserError
 from stages.core.model import architecture, models, tensors, tiny
+from tests.core.model.test_gguf import parameters, write_file
 
 TINY = schema.Model(repo="builtin:tiny", dtype="float32")
 
