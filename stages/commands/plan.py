@@ -53,7 +53,7 @@ def show(choice: Choice, picture: Path) -> None:
     """The choice for a person."""
     if choice.chosen is not None:
         console.table(
-            "What each setting saves and costs",
+            "What each setting saves and costs alone, beside the loss in pieces",
             ("setting", "peak GB", "saves GB", "s an update", "costs s"),
             [
                 (

@@ -31,9 +31,6 @@ from stages.train.ranks import ALONE, Alone
 from stages.train.state import TrainState
 from stages.train.stopping import Stop
 
-CHECK_TOKENS = 256
-"""About how long the example is that the plan is checked on."""
-
 
 class Session:
     """Everything of one run.
@@ -217,9 +214,9 @@ def updates_of(settings: Settings, examples: int) -> int:
 
 
 def check_batch(examples: Examples, plan: Plan) -> batching.MicroBatch:
-    """The example with targets whose length is nearest to `CHECK_TOKENS`, alone."""
-    distance = np.abs(examples.lengths - CHECK_TOKENS) + (examples.targets == 0) * 1e9
-    return batching.micro_batch(examples, np.array([distance.argmin()]), plan)
+    """The example with targets whose length is nearest to `Plan.check_tokens`, alone."""
+    example = batching.nearest(examples.lengths, examples.targets, plan.check_tokens)
+    return batching.micro_batch(examples, np.array([example]), plan)
 
 
 def set_limits(plan: Plan, wired_gb: float | str, device: Device) -> dict[str, float | None]:

@@ -22,8 +22,8 @@ from stages.core.update import batching
 
 MULTIPLES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Padded tokens of a micro-batch that are tried, as multiples of the longest example."""
-CHECK_TOKENS = 256
-"""About how long the example is on which train checks a plan."""
+SHORT_CHECKS = (128, 64, 32)
+"""Tokens of the example that a plan is checked on, where the budget has no room for more."""
 RESERVE = 0.05
 """Share of a step's own memory that the allocator's cache gets at least."""
 THROTTLED_BYTES, THROTTLED_SECONDS = 0.75, 2.0
@@ -98,10 +98,21 @@ def every(case: Case, model: Model) -> list[Candidate]:
         for way in open_ways:
             for chunk in agenda.chunks(case.settings.memory, case.kind):
                 candidate = predict(planned(base, way, chunk), model, load)
+                candidate = checked_within(candidate, model, case)
                 candidate = replace(candidate, start_seconds=0.0) if on_disk else candidate
                 found.append(candidate)
                 if case.kind == "cpu" and candidate.bytes > case.limit.bytes:
                     found.append(throttled(candidate, case.limit))
+    return found
+
+
+def checked_within(found: Candidate, model: Model, case: Case) -> Candidate:
+    """The candidate, checked on a shorter example where the whole model leaves no room for more."""
+    for tokens in SHORT_CHECKS:
+        if found.start <= case.limit.bytes:
+            break
+        plan = replace(found.plan, check_tokens=tokens)
+        found = replace(found, plan=plan, start=_start(plan, case.work, model)[0])
     return found
 
 
@@ -213,7 +224,8 @@ def predict(plan: Plan, model: Model, load: Load) -> Candidate:
 def _start(plan: Plan, work: Work, model: Model) -> tuple[float, float]:
     """(bytes, seconds) before the first update: the check, and storing activations."""
     rest = model.survey.rest
-    peak = model.check_peak(min(CHECK_TOKENS, work.longest))
+    example = batching.nearest(work.lengths, work.targets, plan.check_tokens)
+    peak = model.check_peak(batching.width_for(int(work.lengths[example]), plan))
     if not plan.activation_cache:
         return rest.whole + peak, 0.0
     tokens = int(work.lengths.sum()) + int(work.valid_lengths.sum())

@@ -28,6 +28,7 @@ class Plan:
         cache_limit_gb: Memory the allocator may keep, or None for MLX's own limit.
         memory_limit_gb: During a step MLX waits for operations under way before it takes more than
             this; None: it runs ahead. A step that needs more than that still gets it.
+        check_tokens: About how long the example is that the plan is checked on before update 1.
         predicted_peak_gb, predicted_seconds: Per update; None where nothing was measured.
     """
 
@@ -43,6 +44,7 @@ class Plan:
     cache_limit_gb: float | None = None
     memory_limit_gb: float | None = None
     start_tokens: int = START_TOKENS
+    check_tokens: int = 256
     predicted_peak_gb: float | None = None
     predicted_seconds: float | None = None
 

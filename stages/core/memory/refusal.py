@@ -26,35 +26,58 @@ STEP = 16
 
 
 class Help(NamedTuple):
-    """A change of mathematics: bytes it saves, and how it is made and paid for."""
+    """A change of mathematics.
+
+    Attributes:
+        saves: Bytes.
+        text: How it is made and paid for.
+        alone: It saves them whenever most is needed, so it can be enough by itself.
+    """
 
     saves: float
     text: str
+    alone: bool = True
 
 
 def refused(case: Case, model: Model, found: Sequence[Candidate]) -> UserError:
     """The error that says so with numbers; the change that would help most comes first."""
     limit = case.limit
-    closest = min(found, key=lambda candidate: candidate.bytes)
+    closest = min(found, key=lambda candidate: (candidate.bytes, candidate.step))
     missing = closest.bytes - limit.bytes
     short = f"{size(missing)} more" if missing > 0 else f"but a step died: {_reason(model)}"
     plan, needed = closest.plan, size(closest.bytes)
+    other = ", or change the mathematics, what helps most first:"
+    words = "".join(_lines(changes(case, model, closest), missing))
     return UserError(
         "No plan fits the memory budget",
         where="memory.budget_gb",
         found=f"budget {size(limit.bytes)} ({limit.reason}); the closest plan needs"
         f" {needed}, {short}: {plan.batch_size} rows or"
         f" {plan.batch_tokens} tokens at once, {closest.way.told()}, loss in pieces of"
-        f" {plan.loss_chunk or 'all'}",
+        f" {plan.loss_chunk or 'all'}{_when(closest)}",
         expected=f"at least {needed}, or other mathematics",
-        fix=f"raise memory.budget_gb to {enough(closest.bytes)}, or change the mathematics,"
-        " what helps most first:" + "".join(_lines(changes(case, model, closest), missing)),
+        fix=f"raise memory.budget_gb to {enough(closest.bytes)}" + (words and other + words),
+    )
+
+
+def _at_start(found: Candidate) -> bool:
+    """Whether most memory is needed before the first update."""
+    return found.start >= found.bytes
+
+
+def _when(found: Candidate) -> str:
+    if not _at_start(found):
+        return ""
+    return (
+        f"; that much before the first update, when the whole model is checked"
+        f"{' and its frozen layers are run' if found.plan.activation_cache else ''},"
+        f" an update needs {size(found.step)}"
     )
 
 
 def _lines(helps: Sequence[Help], missing: float) -> Iterator[str]:
     for help_ in sorted(helps, reverse=True):
-        alone = ", enough by itself" if help_.saves >= missing > 0 else ""
+        alone = ", enough by itself" if help_.alone and help_.saves >= missing > 0 else ""
         yield f"\n    {help_.text} (saves about {size(help_.saves)}{alone})"
 
 
@@ -67,8 +90,14 @@ def _reason(model: Model) -> str:
 def changes(case: Case, model: Model, closest: Candidate) -> list[Help]:
     """What a change of mathematics would save, for each that is possible here."""
     found = [_shorter(case.work, model, closest, case.limit), _fewer_layers(model, closest)]
-    found += [_quantized(case.manifest, model, closest), _lower_rank(case.settings, model)]
-    return [help_ for help_ in found if help_ is not None and help_.saves > 0]
+    found += [_lower_rank(case.settings, model)]
+    others = [help_ for help_ in found if help_ is not None and help_.saves > 0]
+    fewer_bytes = [help_ for help_ in [_quantized(case.manifest, model, closest)] if help_]
+    if not _at_start(closest):
+        return others + fewer_bytes
+    # They make an update smaller, not what comes before the first one.
+    in_updates = [help_._replace(alone=False) for help_ in others]
+    return fewer_bytes + (in_updates if closest.step > case.limit.bytes else [])
 
 
 def longest_that_fits(model: Model, closest: Candidate, limit: Budget, longest: int) -> int:
@@ -125,7 +154,8 @@ def _quantized(manifest: Manifest, model: Model, closest: Candidate) -> Help | N
     if manifest.quantization:
         return None
     rest = model.survey.rest
-    weights = (rest.above if closest.way.cached else rest.whole) - rest.trained
+    stays = rest.above if closest.way.cached and not _at_start(closest) else rest.whole
+    weights = stays - rest.trained
     saved = weights * (1 - FOUR_BIT / BYTES[manifest.dtype])
     text = "a 4-bit version of the base model (QLoRA): its losses differ slightly from the start"
     return Help(saved, text)

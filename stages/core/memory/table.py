@@ -53,7 +53,8 @@ def rows(choice: Choice) -> list[Row]:
         _row(name, candidates.predict(plan, choice.model, load), base)
         for name, plan in plans.items()
     ]
-    half = replace(alone, batch_tokens=max(1, alone.batch_tokens // 2))
+    largest = max(shape.rows * shape.width for shape in load.shapes)
+    half = replace(alone, batch_tokens=largest // 2)
     if half.batch_tokens >= work.longest:
         smaller = candidates.predict(half, choice.model, work.load(half))
         found.append(_row(f"micro-batch of {half.batch_tokens} tokens", smaller, base))

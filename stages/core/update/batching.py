@@ -167,3 +167,8 @@ def micro_batch(examples: Examples, ids: np.ndarray, plan: Plan) -> MicroBatch:
 def micro_batches(examples: Examples, ids: np.ndarray, plan: Plan) -> list[MicroBatch]:
     """The micro-batches of these examples under a plan; see `groups`."""
     return [micro_batch(examples, part, plan) for part in groups(examples.lengths, ids, plan)]
+
+
+def nearest(lengths: np.ndarray, targets: np.ndarray, tokens: int) -> int:
+    """The example with targets whose length is nearest to `tokens`, the first of several."""
+    return int((np.abs(lengths - tokens) + (targets == 0) * 1e9).argmin())

@@ -185,3 +185,9 @@ def test_a_compiled_plan_has_one_shape_per_width():
     assert few.tokens_BT.shape == (4, 8)
     assert few.ids.tolist() == [0]
     assert few.mask_BT[1:].sum() == 0
+
+
+def test_the_nearest_length_with_targets():
+    lengths, targets = np.array([10, 250, 256, 262]), np.array([4, 9, 0, 9])
+    assert batching.nearest(lengths, targets, 256) == 1
+    assert batching.nearest(lengths, targets, 12) == 0
