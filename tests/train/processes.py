@@ -14,8 +14,11 @@ from train_workspace import checkpoints, command, environment
 
 
 def most_seconds():
-    """An orphan ends within 2 s; more where processes wait for a core."""
-    return 2 + max(1, os.getloadavg()[0] / os.cpu_count())
+    """An orphan ends within 2 s on a free machine; here others may want the cores.
+
+    One that lived on would finish its run, whose results the tests look for as well.
+    """
+    return 10
 
 
 class Run:
