@@ -186,7 +186,8 @@ def curves(choice: Choice, lengths: list[int]) -> dict[str, list[float]]:
     for way, chunk in tried.items():
         if (way.recompute, way.attention_block > 0) not in fitted and way != chosen:
             continue
-        stored = ", frozen layers stored" if way.cached else ""
+        stored = ", loss in one piece" if not chunk else ""
+        stored += ", frozen layers stored" if way.cached else ""
         name = ("chosen: " if way == chosen else "") + way.told() + stored
         peaks = [float(model.peak(way, Shape(1, length, length - 1), chunk)) for length in lengths]
         found[name] = [(rest.resting(way.cached) + peak) / 1e9 for peak in peaks]

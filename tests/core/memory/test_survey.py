@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from machines import examples
 
 from stages.core.config import schema
 from stages.core.config.schema import Settings
 from stages.core.errors import UserError
 from stages.core.machine import device
 from stages.core.memory.child import Child
+from stages.core.memory.choose import choose
 from stages.core.memory.fit import Model, Shape
 from stages.core.memory.points import Point, Way, reading_from
 from stages.core.memory.survey import Surveyor
@@ -84,6 +86,21 @@ def test_peaks_of_a_longer_step_follow_from_short_ones(tiny):
     for point in unseen:
         predicted = float(model.peak(point.way, Shape(2, 400, 300), 32))
         assert predicted == pytest.approx(found.readings[point].peak, rel=0.2)
+
+
+def test_known_measurements_give_another_budgets_choice_at_once(tiny):
+    """Half a second on two quiet cores; the promise is 3 s."""
+    given, manifest, here = tiny
+    train, valid = examples([40, 90, 64, 30] * 8, prompt=4), examples([50], prompt=4)
+    chosen = []
+    for gb in (4, 4, 3):
+        memory = replace(given.memory, budget_gb=gb)
+        chosen.append(choose(replace(given, memory=memory), manifest, train, valid, here))
+    assert [choice.points > 0 for choice in chosen] == [True, False, False]
+    assert all(choice.measured_worst for choice in chosen)
+    assert chosen[1].plan == chosen[0].plan
+    assert chosen[2].budget.gb == 3
+    assert chosen[1].seconds < 15
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address-space limits work on Linux only")
