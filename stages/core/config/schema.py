@@ -168,7 +168,7 @@ class Memory:
 
     budget_gb: Any = "auto"
     batch_size: Any = "auto"
-    """Most examples in a micro-batch; mlx-lm's name."""
+    """Examples in a micro-batch; mlx-lm's name."""
     grad_accumulation_steps: Any = "auto"
     """Micro-batches per update; mlx-lm's name."""
     grad_checkpoint: Any = "auto"

@@ -15,7 +15,7 @@ from stages.core.memory.budget import Budget
 from stages.core.memory.fit import Model, Shape
 from stages.core.memory.plan import Plan
 from stages.core.memory.points import Way, way_of
-from stages.core.memory.rule import recompute_fixed, rows_fixed
+from stages.core.memory.rule import cut_fixed, recompute_fixed
 from stages.core.memory.work import Load, Work
 from stages.core.model.manifest import Manifest
 from stages.core.update import batching
@@ -133,9 +133,9 @@ def throttled(found: Candidate, limit: Budget) -> Candidate:
 def bases(case: Case) -> list[Plan]:
     """Plans that differ in the size of their micro-batches alone."""
     widths = case.widths
-    rows = rows_fixed(case.settings)
-    if rows is not None:
-        return [Plan(rows, rows * widths[-1], widths)]
+    fixed = cut_fixed(case.settings, widths)
+    if fixed is not None:
+        return [fixed]
     most = case.work.rows * widths[-1]
     tokens = sorted({min(most, int(multiple * widths[-1])) for multiple in MULTIPLES})
     return [Plan(case.work.rows, count, widths) for count in tokens]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -48,17 +49,14 @@ def by_rule(settings: Settings, manifest: Any, lengths: np.ndarray, device_kind:
     """
     memory = settings.memory
     widths = batching.widths(lengths, settings.split.max_seq_length)
-    rows = rows_fixed(settings)
-    tokens = TOKENS[device_kind]
-    if rows is None:
-        rows = rows_per_worker(settings)
-    else:
-        tokens = rows * widths[-1]
-    return Plan(
-        batch_size=rows,
-        batch_tokens=tokens,
+    cut = cut_fixed(settings, widths) or Plan(
+        batch_size=rows_per_worker(settings),
+        batch_tokens=TOKENS[device_kind],
         start_tokens=STARTS[device_kind],
         widths=widths,
+    )
+    return replace(
+        cut,
         recompute=recompute_fixed(memory.grad_checkpoint) or 0,
         loss_chunk=_count(memory.loss_chunk, auto=loss_chunk(manifest.vocab_size)),
         attention_block=_count(memory.attention_block, auto=ATTENTION_BLOCK[device_kind]),
@@ -72,8 +70,21 @@ def rows_per_worker(settings: Settings) -> int:
     return math.ceil(settings.train.effective_batch_size / workers(settings))
 
 
+def cut_fixed(settings: Settings, widths: tuple[int, ...]) -> Plan | None:
+    """A plan with the micro-batches that the settings fix, None where they fix none.
+
+    An update then has as few micro-batches as so many rows allow, however much is padded: no
+    padding that a further one could save is worth its start.
+    """
+    rows = rows_fixed(settings)
+    if rows is None:
+        return None
+    whole = rows_per_worker(settings) * widths[-1]
+    return Plan(rows, rows * widths[-1], widths, start_tokens=whole)
+
+
 def rows_fixed(settings: Settings) -> int | None:
-    """Most examples per micro-batch where the settings fix them, directly or by the steps."""
+    """Examples per micro-batch where the settings fix them, directly or by the steps."""
     memory = settings.memory
     if memory.batch_size != "auto":
         return min(memory.batch_size, rows_per_worker(settings))
