@@ -39,8 +39,8 @@ def shares(lengths: np.ndarray, ids: np.ndarray, plan: Plan, ranks: int) -> list
     """All micro-batches of an update with their ranks; a rank may get none.
 
     The plan's own cut where that divides evenly; else the finer one of a few that ends earliest. No
-    cut has a micro-batch larger than the plan allows. A compiled plan's rows are padded to a fixed
-    number, so its cut stays: others would be further shapes to compile.
+    cut has a micro-batch larger than the plan allows. A compiled plan's cut stays: others would be
+    further shapes to compile.
 
     Args:
         lengths: Tokens of every example of the split, (N,).
@@ -78,5 +78,4 @@ def _assigned(
 
 def _cost(lengths: np.ndarray, ids: np.ndarray, plan: Plan) -> int:
     width = batching.width_for(int(lengths[ids].max()), plan)
-    rows = max(len(ids), batching.most_rows(width, plan)) if plan.compiled else len(ids)
-    return rows * width + plan.start_tokens
+    return batching.rows_of(len(ids), width, plan) * width + plan.start_tokens

@@ -129,8 +129,7 @@ def validations(updates: int, every: int | None) -> int:
 def shape(lengths: np.ndarray, targets: np.ndarray, plan: Plan) -> Shape:
     """The shape of a micro-batch of these examples."""
     width = batching.width_for(int(lengths.max()), plan)
-    rows = max(len(lengths), batching.most_rows(width, plan)) if plan.compiled else len(lengths)
-    return Shape(rows, width, max(1, int(targets.sum())))
+    return Shape(batching.rows_of(len(lengths), width, plan), width, max(1, int(targets.sum())))
 
 
 def _bounds(lengths: np.ndarray, targets: np.ndarray, plan: Plan) -> set[Shape]:

@@ -108,6 +108,17 @@ def most_rows(width: int, plan: Plan) -> int:
     return max(1, min(plan.batch_size, plan.batch_tokens // width))
 
 
+def few(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 …: room for `count` out of few sizes."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def rows_of(count: int, width: int, plan: Plan) -> int:
+    """Rows that a micro-batch of `count` examples has; few sizes where shapes are compiled."""
+    return min(few(count), max(count, most_rows(width, plan))) if plan.compiled else count
+
+
 def groups(lengths: np.ndarray, ids: np.ndarray, plan: Plan) -> list[np.ndarray]:
     """Cut examples into micro-batches: the ids of each, shortest examples first.
 
@@ -126,7 +137,7 @@ def groups(lengths: np.ndarray, ids: np.ndarray, plan: Plan) -> list[np.ndarray]
         rows = most_rows(width, plan)
         best = math.inf
         for count in range(min(rows, end), 0, -1):
-            padded = width * (rows if plan.compiled else count)
+            padded = width * rows_of(count, width, plan)
             candidate = cost[end - count] + padded + plan.start_tokens
             if candidate < best:
                 best, first = candidate, end - count
@@ -145,9 +156,9 @@ def _parts(ids: np.ndarray, start: Sequence[int]) -> list[np.ndarray]:
 
 
 def micro_batch(examples: Examples, ids: np.ndarray, plan: Plan) -> MicroBatch:
-    """Pad these examples to one array; a compiled plan gets as many rows as its width allows."""
+    """Pad these examples to one array; a compiled plan has few numbers of rows (`rows_of`)."""
     width = width_for(int(examples.lengths[ids].max()), plan)
-    rows = max(len(ids), most_rows(width, plan)) if plan.compiled else len(ids)
+    rows = rows_of(len(ids), width, plan)
     tokens_BT = np.zeros((rows, width), np.int32)
     mask_BT = np.zeros((rows, width), bool)
     for row, i in enumerate(ids):

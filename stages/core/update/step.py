@@ -33,6 +33,7 @@ from stages.core.memory.recompute import chosen_layers, recompute, recomputing
 from stages.core.memory.recovery import of_exception
 from stages.core.memory.throttle import throttled
 from stages.core.model.trainable import Attached
+from stages.core.update import batching
 from stages.core.update.batching import MicroBatch
 from stages.core.update.loss import (
     cross_entropy,
@@ -341,6 +342,4 @@ def global_norm(gradient: Gradient) -> float:
 def padded_targets(count: int, chunk: int) -> int:
     """Room for at least `count` targets out of few sizes: 1, 2, 3, 4, 6, 8, 12, 16 … chunks."""
     chunk = chunk or 64
-    pieces = max(1, -(-count // chunk))
-    power = 1 << (pieces - 1).bit_length()
-    return chunk * (power * 3 // 4 if pieces <= power * 3 // 4 and power >= 4 else power)
+    return chunk * batching.few(max(1, -(-count // chunk)))

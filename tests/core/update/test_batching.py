@@ -176,15 +176,33 @@ def test_a_first_token_is_never_a_target():
     assert micro.targets == examples.targets.sum() == 3
 
 
-def test_a_compiled_plan_has_one_shape_per_width():
-    examples = examples_of([5, 6, 7, 30, 31])
-    plan = plan_of(4, 64, 8, 32, compiled=True)
-    shapes = {m.tokens_BT.shape for m in batching.micro_batches(examples, np.arange(5), plan)}
-    assert shapes == {(4, 8), (2, 32)}
-    few = batching.micro_batch(examples, np.array([0]), plan)
-    assert few.tokens_BT.shape == (4, 8)
-    assert few.ids.tolist() == [0]
-    assert few.mask_BT[1:].sum() == 0
+def test_a_compiled_plan_has_few_numbers_of_rows():
+    examples = examples_of([5, 6, 7, 8, 7, 30, 31])
+    plan = plan_of(8, 64, 8, 32, compiled=True)
+    shapes = {m.tokens_BT.shape for m in batching.micro_batches(examples, np.arange(7), plan)}
+    assert shapes == {(6, 8), (2, 32)}  # five rows of 8 have room for six
+    five = batching.micro_batch(examples, np.arange(5), plan)
+    assert five.ids.tolist() == [0, 1, 2, 3, 4]
+    assert five.mask_BT[5:].sum() == 0
+    # Five rows are all that the plan allows: no sixth is added.
+    tight = replace(plan, batch_tokens=40)
+    assert batching.micro_batch(examples, np.arange(5), tight).tokens_BT.shape == (5, 8)
+
+
+def test_rows_are_cut_where_few_sizes_pad_least():
+    # Five rows of 64 in one piece are padded to six; four and one take no padding.
+    plan = replace(plan_of(8, 512, 64, compiled=True), start_tokens=32)
+    parts = batching.groups(np.full(5, 64), np.arange(5), plan)
+    assert sorted(map(len, parts)) == [1, 4]
+    plan = replace(plan, start_tokens=100)
+    assert list(map(len, batching.groups(np.full(5, 64), np.arange(5), plan))) == [5]
+
+
+@pytest.mark.parametrize(
+    ("count", "room"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (17, 24)]
+)
+def test_few_sizes(count, room):
+    assert batching.few(count) == room
 
 
 def test_the_nearest_length_with_targets():
