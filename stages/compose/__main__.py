@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stages.compose",
         description="Compose conf/ into params.yaml and print what changed.",
-        epilog=keys.listing(),
+        epilog=keys.listing() if {"-h", "--help"} & set(argv) else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

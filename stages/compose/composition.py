@@ -6,6 +6,7 @@ that params.yaml has the same bytes whoever writes it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from stages.compose import markers
 from stages.core.config import settings
 from stages.core.config.schema import Settings
 from stages.core.errors import UserError
@@ -32,8 +34,8 @@ def compose(conf: Path, overrides: Sequence[str] = ()) -> DictConfig:
         overrides: `key=value`, `group=choice`, `+key=value`.
 
     Raises:
-        UserError: A key is unknown (the nearest is named), a type wrong, a value out of range, a
-            group's choice missing, or a file no YAML.
+        UserError: A key is unknown (the nearest is named), a type wrong, a value out of range or
+            `???`, a group's choice missing, or a file no YAML.
     """
     if not (conf / f"{CONFIG}.yaml").exists():
         raise UserError(
@@ -44,6 +46,7 @@ def compose(conf: Path, overrides: Sequence[str] = ()) -> DictConfig:
     try:
         with initialize_config_dir(str(conf.absolute()), version_base=None):
             composition = hydra_compose(config_name=CONFIG, overrides=list(overrides))
+            markers.refuse(conf, CONFIG, overrides)
         OmegaConf.resolve(composition)
     except UnicodeDecodeError as error:
         raise _not_utf8(conf) from error
@@ -114,6 +117,7 @@ def leaves(values: DictConfig) -> dict[str, Any]:
     return flat
 
 
+@functools.cache
 def _is_group(key: str) -> bool:
     return any(name.startswith(key + ".") for name in settings.known_keys())
 

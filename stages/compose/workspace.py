@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +136,30 @@ def _keep(conf: Path, name: str, values: Values) -> None:
     console.say(f"conf/experiment/{name}.yaml holds {', '.join(values)} and is selected")
 
 
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Write alone in this folder, what a killed compose left half-written removed before.
+
+    Whoever writes holds the folder's lock, so what lies there under a temporary name is of none
+    that lives.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is removed
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            for left in folder.glob(f"{files.TEMPORARY_PREFIX}{PARAMS}-*"):
+                left.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _finish(folder: Path, current: Values | None, composed: Any) -> None:
     """Write params.yaml where its bytes differ, and print the keys that changed."""
     file, text = folder / PARAMS, composition.text(composed)
-    if current is None or file.read_text(encoding="utf-8") != text:
-        files.write_text(file, text)
+    with _writing(folder):
+        if current is None or file.read_text(encoding="utf-8") != text:
+            files.write_text(file, text)
     if current is None:
         console.say(f"{PARAMS} written")
         return

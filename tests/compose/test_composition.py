@@ -172,3 +172,30 @@ def test_an_experiment_without_its_package_line_is_told_of_it(project):
 def test_a_word_that_hydra_cannot_read_is_a_plain_error(project, word):
     with pytest.raises(UserError, match="cannot be composed"):
         composition.compose(project / "conf", [word])
+
+
+def test_hydra_s_word_for_no_value_is_refused_by_file_and_key(project):
+    for name, old in (("train/lora.yaml", "seed: 0"), ("config.yaml", "samples: 3")):
+        file = project / "conf" / name
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, old.split(":")[0] + ": ???"))
+    with pytest.raises(UserError, match="no value") as caught:
+        composition.compose(project / "conf")
+    assert caught.value.where == "conf/train/lora.yaml, conf/config.yaml"
+    assert caught.value.found == "train.seed=???, evaluate.samples=???"
+
+
+def test_hydra_s_word_for_no_value_passes_where_it_says_nothing(project):
+    """In a file that is not chosen, in a comment, and below a file that gives the value."""
+    experiments = project / "conf" / "experiment"
+    (experiments / "open.yaml").write_text("# @package _global_\ntrain:\n  seed: ???\n")
+    composition.compose(project / "conf")
+    (experiments / "given.yaml").write_text(
+        "# @package _global_\n# ???\ndefaults: [open, _self_]\ntrain: {seed: 7}\n"
+    )
+    composed = composition.compose(project / "conf", ["experiment=given"])
+    assert composed.train.seed == 7
+    with pytest.raises(UserError, match="no value") as caught:
+        composition.compose(project / "conf", ["experiment=open"])
+    assert caught.value.where == "conf/experiment/open.yaml"
+    assert caught.value.found == "train.seed=???"

@@ -1,10 +1,16 @@
 """params.yaml of a workspace: A3 and A6 of the cases that users met, without DVC around it."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 import yaml
 
 from stages.compose import record, workspace
 from stages.core.errors import UserError
+from tests.compose.conftest import ROOT
 
 
 def write(project, *overrides, **options):
@@ -221,3 +227,45 @@ def test_a_torn_record_counts_as_none(project):
     edit(project, "train/lora.yaml", "num_layers: 8", "num_layers: 4")
     with pytest.raises(UserError, match="applied experiment"):
         write(project)
+
+
+def test_what_a_killed_compose_left_is_removed_by_the_next(project):
+    """Killed for certain between writing the temporary file and its new name."""
+    code = (
+        "import os, signal; from pathlib import Path; from stages.compose import workspace\n"
+        "from stages.core import files\n"
+        "files.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "workspace.write(Path.cwd())"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=project, env=env, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(project.glob(".tmp-params.yaml-*"))) == 1
+    (project / ".tmp-other").touch()
+    write(project)
+    assert [file.name for file in project.glob(".tmp-*")] == [".tmp-other"]
+    (project / ".tmp-params.yaml-0").touch()
+    write(project)  # nothing to write
+    assert not (project / ".tmp-params.yaml-0").exists()
+
+
+def test_what_a_living_compose_writes_is_left_to_it(project):
+    """The other one holds the folder; this one waits until it is done."""
+    write(project)
+    code = (
+        "import time; from pathlib import Path; from stages.compose import workspace\n"
+        "with workspace._writing(Path.cwd()):\n"
+        "    Path('.tmp-params.yaml-1').write_text('x'); print('writes', flush=True)\n"
+        "    time.sleep(1); Path('.tmp-params.yaml-1').rename('done')"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout.readline() == "writes\n"
+    write(project)
+    assert (project / "done").read_text() == "x"
+    assert other.wait(60) == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def load_settings(folder: Path | None = None, overrides: Sequence[str] = ()) -> 
     merged = OmegaConf.structured(Settings)
     for where, layer in layers:
         merged = merge(merged, layer, where)
-    return to_settings(merged)
+    return to_settings(merged, layers[1:])
 
 
 def parse(file: Path, resolve: bool = True) -> DictConfig:
@@ -180,7 +181,7 @@ def merge(base: DictConfig, layer: DictConfig, where: str) -> DictConfig:
             where=where,
             found=", ".join(f"{key}=???" for key in sorted(missing)),
             expected="a value for each",
-            fix="give them one in conf/",
+            fix=f"give them one in {'conf/' if where == PARAMS else where}",
         )
     _refuse_flat_groups(layer, where)
     try:
@@ -195,9 +196,8 @@ def _refuse_flat_groups(layer: DictConfig, where: str) -> None:
     Raises:
         UserError: A group of the schema holds a value or a list.
     """
-    for key in known_keys():
-        below = [name for name in known_keys() if name.startswith(key + ".")]
-        value = OmegaConf.select(layer, key) if below else None
+    for key, below in _groups().items():
+        value = OmegaConf.select(layer, key)
         if value is not None and not isinstance(value, DictConfig):
             raise UserError(
                 f"{key} is a group of settings, not a setting",
@@ -206,6 +206,14 @@ def _refuse_flat_groups(layer: DictConfig, where: str) -> None:
                 expected="keys below it: " + ", ".join(name.rsplit(".", 1)[-1] for name in below),
                 fix=f"write {below[0]}, or what you mean, with its value",
             )
+
+
+@functools.cache
+def _groups() -> dict[str, list[str]]:
+    """Each group of the schema in dotted form, and the keys below it."""
+    below = {key: [name for name in known_keys() if name.startswith(key + ".")]
+             for key in known_keys()}  # fmt: skip
+    return {key: names for key, names in below.items() if names}
 
 
 def schema_error(error: OmegaConfBaseException, where: str) -> UserError:
@@ -258,9 +266,10 @@ def nearest(key: str, known: Sequence[str]) -> str:
     return tails[close[0]] if close else ""
 
 
-def known_keys() -> list[str]:
+@functools.cache
+def known_keys() -> tuple[str, ...]:
     """Every key of the schema in dotted form, groups included."""
-    return list(_walk(Settings, ""))
+    return tuple(_walk(Settings, ""))
 
 
 def _walk(cls: type, prefix: str) -> Iterator[str]:
@@ -272,11 +281,15 @@ def _walk(cls: type, prefix: str) -> Iterator[str]:
             yield from _walk(default, name + ".")
 
 
-def to_settings(merged: DictConfig) -> Settings:
+def to_settings(merged: DictConfig, over: Sequence[tuple[str, DictConfig]] = ()) -> Settings:
     """Turn a merged configuration into dataclasses and check every value.
 
+    Args:
+        merged: All layers.
+        over: Name and values of each layer that was laid over params.yaml, the strongest last.
+
     Raises:
-        UserError: Values are out of range; all of them are listed.
+        UserError: Values are out of range; all of them are listed, each with where it comes from.
     """
     try:
         settings = OmegaConf.to_object(merged)
@@ -285,14 +298,28 @@ def to_settings(merged: DictConfig) -> Settings:
     _normalise(settings)
     found = problems(settings)
     if found:
+        places = {problem.key: _place(problem.key, over) for problem in found}
+        edited = dict.fromkeys(place or "conf/" for place in places.values())
         raise UserError(
             "Settings are out of range" if len(found) > 1 else found[0].message,
-            where=", ".join(problem.key for problem in found),
+            where=", ".join(
+                key + (f" ({place})" if place else "") for key, place in places.items()
+            ),
             found="; ".join(f"{problem.key}={problem.found}" for problem in found),
             expected="; ".join(f"{problem.key}: {problem.expected}" for problem in found),
-            fix="edit conf/ and run again",
+            fix=f"edit {' and '.join(edited)} and run again",
         )
     return settings
+
+
+def _place(key: str, over: Sequence[tuple[str, DictConfig]]) -> str:
+    """The strongest layer over params.yaml that sets a key, "" where none does."""
+    group, _, name = key.rpartition(".")
+    for where, layer in reversed(over):
+        said = OmegaConf.select(layer, group) if group else layer
+        if isinstance(said, DictConfig) and name in said:
+            return where
+    return ""
 
 
 def _normalise(settings: Settings) -> None:

@@ -96,6 +96,39 @@ def test_a_key_without_a_value_is_named(project):
     assert caught.value.found == "train.learning_rate=???"
 
 
+def test_a_value_out_of_range_is_told_where_it_stands(project):
+    (project / "local.yaml").write_text("memory: {batch_size: 0}\nrun: {keep_last: 5}\n")
+    with pytest.raises(UserError) as caught:
+        settings.load_settings()
+    assert caught.value.where == "memory.batch_size (local.yaml)"
+    assert caught.value.fix == "edit local.yaml and run again"
+    with pytest.raises(UserError) as caught:
+        settings.load_settings(overrides=["memory.batch_size=-1", "run.launch.hosts=[]"])
+    assert caught.value.where == (
+        "memory.batch_size (the command line), run.launch.hosts (the command line)"
+    )
+    assert caught.value.fix == "edit the command line and run again"
+    (project / "params.yaml").write_text(GOOD.replace("1e-5", "-1"))
+    with pytest.raises(UserError) as caught:
+        settings.load_settings()
+    assert caught.value.where == "train.learning_rate, memory.batch_size (local.yaml)"
+    assert caught.value.fix == "edit conf/ and local.yaml and run again"
+    (project / "local.yaml").unlink()
+    with pytest.raises(UserError) as caught:
+        settings.load_settings()
+    assert (caught.value.where, caught.value.fix) == (
+        "train.learning_rate",
+        "edit conf/ and run again",
+    )
+
+
+def test_a_marker_in_local_yaml_is_told_of_there(project):
+    (project / "local.yaml").write_text("memory:\n  batch_size: ???\n")
+    with pytest.raises(UserError, match="no value") as caught:
+        settings.load_settings()
+    assert caught.value.fix == "give them one in local.yaml"
+
+
 def test_no_params_and_no_yaml_are_told_apart(project):
     (project / "params.yaml").write_text("a: [1")
     with pytest.raises(UserError, match="is not YAML"):
