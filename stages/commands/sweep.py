@@ -55,7 +55,7 @@ def _apply(experiment: str, name: str | None) -> None:
 
 
 def _sweep(words: Sequence[str], name: str | None) -> None:
-    from stages.commands.sweeping import checks, multirun, results, view
+    from stages.commands.sweeping import ahead, checks, multirun, results, view
 
     root = paths.here().resolve()
     checks.require_ready(root)
@@ -73,6 +73,8 @@ def _sweep(words: Sequence[str], name: str | None) -> None:
                 multirun.run(plan, words)
         except (RuntimeError, entry.Stopped) as caught:
             error = caught
+        finally:
+            ahead.end()
         states = view.current(sweep, plan.points, began)
         table = results.collect(sweep, states)
         folder = results.write(sweep, table)

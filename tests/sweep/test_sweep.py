@@ -50,6 +50,7 @@ def test_a_failed_point_stops_no_other_and_is_told_at_the_end(swept):
     assert last.count("This seed is unlucky at train.seed (found 13; to do take another)") == 2
     assert "Traceback" not in done.output
     assert workspaces(project) == []
+    assert _below(project) == []  # nor a dvc that waits for one more point
     assert project.run("git", "status", "--porcelain").output == ""
 
 

@@ -22,7 +22,7 @@ import psutil
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from stages.commands.sweeping import experiments, state
+from stages.commands.sweeping import ahead, experiments, state
 from stages.commands.sweeping.points import Point, Sweep, point
 from stages.core import files, paths
 from stages.core.errors import UserError
@@ -35,6 +35,8 @@ GRACE_S = 60.0
 STAGE = re.compile(r"^(?:Running stage|Stage) '([^']+)'")
 ERROR = re.compile(r"^(?:error|ERROR): (.+(?:\n  .+)*)", re.MULTILINE)
 ALONE_UNTIL = "train"
+AFTER_TRAINING = "evaluate"
+"""From here on the next dvc may take memory."""
 CHOICE_OF_SWEEP = "+sweep="
 
 here = 0
@@ -66,6 +68,8 @@ def run_point(composed: DictConfig, sweep: Sweep) -> float:
         raise KeyboardInterrupt from None
     finally:
         here -= 1
+        if is_over(sweep):
+            ahead.end()
 
 
 def is_over(sweep: Sweep) -> bool:
@@ -93,6 +97,7 @@ def _end_with(sweep: Sweep) -> None:
     def look() -> None:
         while here or not is_gone(sweep):
             time.sleep(SECONDS_BETWEEN_LOOKS)
+        ahead.end()
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=look, daemon=True).start()
@@ -159,6 +164,8 @@ class Job:
                         raise KeyboardInterrupt
                     if self.state.stage == ALONE_UNTIL:
                         let_go()
+                    if self.state.stage == AFTER_TRAINING:
+                        ahead.prepare(self.sweep.root)
                     self._keep(state.RUNNING)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(SECONDS_BETWEEN_LOOKS)
@@ -171,19 +178,8 @@ class Job:
 
     def _start(self) -> subprocess.Popen:
         words = [word for override in self.point.overrides for word in ("-S", override)]
-        command = [sys.executable, "-m", "stages.commands.sweeping.child", str(os.getpid())]
-        command += ["exp", "run", "--temp", "-n", self.state.experiment, *words]
-        child = subprocess.Popen(
-            command,
-            cwd=self.sweep.root,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        words = ["exp", "run", "--temp", "-n", self.state.experiment, *words]
+        child = ahead.start(self.sweep.root, words, self._environment())
         self._reader = threading.Thread(target=self._read, args=(child,), daemon=True)
         self._reader.start()
         return child

@@ -20,7 +20,7 @@ from stages.core.errors import UserError
 
 WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "done", "failed", "stopped"
 ENDED = (DONE, FAILED, STOPPED)
-SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_LOOKS = 0.05
 
 
 @dataclass
