@@ -39,6 +39,6 @@ def draw(path: Path, lengths: dict[str, np.ndarray], cap: int) -> None:
     axes.axvline(cap, color="black", linestyle="--", linewidth=1, label=f"cap {cap}")
     axes.set_xlabel("tokens in a row")
     axes.set_ylabel("rows")
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     with files.replacing(path) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})
