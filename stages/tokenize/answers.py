@@ -43,10 +43,15 @@ class Chat(NamedTuple):
         Its end token and what follows it in the turn belong to it. Both borders are equal where
         the template leaves the turn out.
         """
+        words = None
+        if self.template.drops:  # a shorter chat may then be a prefix of the whole by chance
+            words = self.words(i)
+            if words is None or words[0] < floor:
+                return (floor, True), (floor, True)
         start = self._start_by_prompt(i)
         if start is not None and start[0] >= floor:
             end = self._end_by_chat(i, start[0])
-            if end is not None:
+            if end is not None and (words is None or start[0] <= words[0] <= words[1] <= end[0]):
                 return start, end
         return self._by_change(i, floor) or ((floor, True), (floor, True))
 

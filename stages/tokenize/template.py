@@ -71,6 +71,10 @@ PROBES = (
 """A plain chat, each turn to be found again by its words."""
 
 
+LONG_CHAT = 64
+"""Turns of a chat that shows whether a template keeps the last few only."""
+
+
 class Refused(Exception):
     """The template raised on these messages; the text is its own words."""
 
@@ -177,6 +181,13 @@ class Template:
         """Which turns of a chat do not come out; none where the template refuses such a chat."""
         text = self.tries([_turn(role, mark) for role, mark in PROBES]).casefold()
         return [mark.replace("_", " ") for _, mark in PROBES if text and mark not in text]
+
+    @cached_property
+    def drops(self) -> bool:
+        """Whether turns of a long plain chat do not come out (the last ones alone, say)."""
+        turns = [_turn(PROBES[i % 2][0], f"probe_{i:03d}") for i in range(LONG_CHAT)]
+        text = self.tries(turns).casefold()
+        return bool(text) and any(turn["content"] not in text for turn in turns)
 
     def _calls(self) -> Iterator[tuple[str, str]]:
         """A chat with one call, its arguments in both forms, without and with the definition."""

@@ -211,6 +211,43 @@ def test_end_token_of_chats(template, end_token, expected):
     assert found.endswith("<|start|>assistant\n" + expected)
 
 
+TURN = chats.HEAD + "{{ m['content'] }}<|end|>\n"
+PROMPT = "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+LAST_TWO = "{% for m in messages[-2:] %}" + TURN + "{% endfor %}" + PROMPT
+SAME = [turn("user", "Q"), turn("assistant", "A")]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "expected"),
+    [
+        # The question is the start of the answer, and its prompt so the start of the text.
+        (
+            "<s>{{ messages[-1]['content'] }}",
+            [*TWO, turn("user", "A"), turn("assistant", "A2")],
+            "<s>⟦A2⟧",
+        ),
+        ("{% set m = messages[-1] %}" + TURN + PROMPT, TWO, "<|start|>assistant\n⟦A1<|end|>\n⟧"),
+        # Equal turns: the first answer's prompt is the start of the text, which shows the second.
+        (
+            LAST_TWO,
+            [*SAME, *SAME],
+            "<|start|>user\nQ<|end|>\n<|start|>assistant\n⟦A<|end|>\n⟧",
+        ),
+        (
+            LAST_TWO.replace("-2:", "-3:"),
+            [*TWO, turn("user", "Q2"), turn("assistant", "A2")],
+            "<|start|>assistant\n⟦A1<|end|>\n⟧<|start|>user\nQ2<|end|>\n"
+            "<|start|>assistant\n⟦A2<|end|>\n⟧",
+        ),
+    ],
+    ids=["last message's words", "last message", "last two, all equal", "last three"],
+)
+def test_a_template_that_drops_turns_has_the_answers_that_appear_as_targets(
+    template, messages, expected
+):
+    assert marked(template, "chat", {"messages": messages}, end_token="never") == expected
+
+
 @pytest.mark.parametrize(
     ("end_token", "text", "expected"),
     [
