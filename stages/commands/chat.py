@@ -78,9 +78,11 @@ def _load(settings: Settings, options: argparse.Namespace) -> tuple[Any, Any]:
     from stages.core.update import adapters
 
     manifest = models.read_manifest()
+    with_adapters = not options.base and (options.adapters != ADAPTERS or ADAPTERS.exists())
+    if with_adapters:
+        adapters.check(options.adapters)
     folder = models.folder(manifest, settings.model)
     model, _ = models.load_model(folder, settings.model.dtype)
-    with_adapters = not options.base and (options.adapters != ADAPTERS or ADAPTERS.exists())
     if with_adapters:
         adapters.load(options.adapters, model)
     model.eval()

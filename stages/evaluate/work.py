@@ -26,7 +26,7 @@ from stages.core.model import models
 from stages.core.model.manifest import Manifest, read_manifest
 from stages.core.model.tokenizers import load_tokenizer
 from stages.core.tables import Examples
-from stages.core.update import batching
+from stages.core.update import adapters, batching
 from stages.evaluate import records, samples, scores, summary
 from stages.evaluate.fitting import fitted
 from stages.evaluate.losses import Pair, open_pair
@@ -50,6 +50,7 @@ def evaluate(settings: Settings, machine: Device) -> None:
     split = settings.evaluate.split
     raw, examples = Path(f"data/raw/{split}.parquet"), _examples(split)
     leaked = leaks(split)
+    adapters.check(ADAPTERS)
     manifest = read_manifest()
     plan = by_rule(settings, manifest, examples.lengths, machine.kind)
     folder = models.folder(manifest, settings.model)

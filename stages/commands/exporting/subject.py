@@ -55,6 +55,7 @@ def open_subject(settings: Settings, folder: Path) -> Subject:
     Raises:
         UserError: Something is missing, does not fit, or the adapter is of another base model.
     """
+    adapters.check(folder)
     config = adapters.read_config(folder)
     manifest = read_manifest()
     _refuse_other_base(config, manifest, folder)

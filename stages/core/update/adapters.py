@@ -21,10 +21,12 @@ from stages.core.model import tensors
 from stages.core.model.manifest import Manifest
 from stages.core.model.trainable import Attached, attach, lora_config, trained, wrap
 
-__all__ = ["Attached", "attach", "config", "load", "read_config", "save", "trained"]
+__all__ = ["Attached", "attach", "check", "config", "load", "read_config", "save", "trained"]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 MOST_LISTED = 8
+LONGEST_HEADER = 100_000_000
+"""Bytes, as the safetensors library allows."""
 
 
 def save(
@@ -97,6 +99,45 @@ def load(folder: Path, model: nn.Module) -> None:
     mx.eval([array for _, array in cast])  # not the base: it may be lazy
 
 
+def check(folder: Path) -> None:
+    """Refuse a folder whose config or weights are missing or torn, before a model is loaded.
+
+    Only the header of the weights is read: safetensors says in it how long the file is.
+
+    Raises:
+        UserError: See above.
+    """
+    read_config(folder)
+    path = Path(folder) / WEIGHTS
+    what = "An adapter folder cannot be used"
+    fix = "copy the whole file again, or make it anew: `dvc repro train`"
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > LONGEST_HEADER:
+                raise ValueError(f"of {length} bytes")
+            header = json.loads(file.read(length)) if length <= size - 8 else None
+        entries = {} if header is None else {k: v for k, v in header.items() if k != "__metadata__"}
+        whole = 8 + length + max((e["data_offsets"][1] for e in entries.values()), default=0)
+    except FileNotFoundError as error:
+        found = "no such file"
+        raise UserError(what, where=str(path), found=found, expected=WEIGHTS, fix=fix) from error
+    except (ValueError, AttributeError, LookupError, TypeError) as error:
+        found = f"a header that is none ({error})"
+        raise UserError(
+            what, where=str(path), found=found, expected="safetensors", fix=fix
+        ) from error
+    if size != whole:
+        raise UserError(
+            what,
+            where=str(path),
+            found=f"{size} bytes",
+            expected=f"{whole} bytes, as its header says",
+            fix=fix,
+        )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """adapter_config.json with `fine_tune_type` filled in (files before it existed mean LoRA).
 
@@ -109,7 +150,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         expected = f"a folder with {CONFIG} and {WEIGHTS}"
-        raise UserError(what, where=str(path), found="no such file", expected=expected) from error
+        raise UserError(
+            what,
+            where=str(path),
+            found="no such file",
+            expected=expected,
+            fix="name the whole folder, or make it anew: `dvc repro train`",
+        ) from error
     except ValueError as error:
         raise UserError(what, where=str(path), found=error, expected="JSON") from error
     settings.setdefault("fine_tune_type", "lora")

@@ -278,3 +278,73 @@ def test_an_adapter_with_nan_is_refused(base, tmp_path):
     with pytest.raises(UserError) as caught:
         adapters.load(tmp_path / "theirs", model)
     assert name in caught.value.found
+
+
+HEADER = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+WHOLE = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("weights", "found", "expected"),
+    [
+        (WHOLE[:-1], "69 bytes", "70 bytes"),  # 8 of the length, 54 of the header, 8 of the array
+        (WHOLE[:30], "30 bytes", "62 bytes"),
+        (b"", "0 bytes", "8 bytes"),
+        (WHOLE + b"x", "71 bytes", "70 bytes"),
+        (b"version https://git-lfs", "a header that is none", "safetensors"),
+        (b"\x02" + bytes(7) + b"[]", "a header that is none", "safetensors"),
+        (None, "no such file", "adapters.safetensors"),
+    ],
+    ids=["array cut", "header cut", "empty", "longer", "pointer", "list", "missing"],
+)
+def test_torn_weights_are_refused_by_their_header(tmp_path, weights, found, expected):
+    (tmp_path / "adapter_config.json").write_text('{"fine_tune_type": "full"}')
+    if weights is not None:
+        (tmp_path / "adapters.safetensors").write_bytes(weights)
+    with pytest.raises(UserError) as caught:
+        adapters.check(tmp_path)
+    record = caught.value.record()
+    assert record["found"].startswith(found) and record["expected"].startswith(expected)
+    assert record["where"].endswith("adapters.safetensors") and "dvc repro train" in record["fix"]
+
+
+def test_whole_weights_are_taken_and_a_missing_config_is_named(tmp_path):
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), {"a": mx.ones((3, 5))})
+    with pytest.raises(UserError) as caught:
+        adapters.check(tmp_path)
+    assert caught.value.record()["where"].endswith("adapter_config.json")
+    (tmp_path / "adapter_config.json").write_text('{"fine_tune_type": "full"}')
+    adapters.check(tmp_path)
+
+
+@pytest.mark.parametrize("user", ["export", "evaluate", "chat"])
+def test_a_torn_adapter_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch, user):
+    from types import SimpleNamespace
+
+    from stages.commands import chat
+    from stages.commands.exporting import subject
+    from stages.evaluate import work
+
+    def loaded(*_args, **_more):
+        raise AssertionError("the model was loaded")
+
+    for name in ("load_model", "folder", "read_manifest"):
+        monkeypatch.setattr(models, name, loaded)
+    monkeypatch.setattr(chat.models, "read_manifest", lambda: None)
+    monkeypatch.setattr(work, "_examples", lambda _split: None)
+    monkeypatch.setattr(work, "leaks", lambda _split: None)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"fine_tune_type": "full"}')
+    (folder / "adapters.safetensors").write_bytes(WHOLE[:-1])
+    machine = SimpleNamespace(line=lambda: "cpu")
+    run = SimpleNamespace(evaluate=SimpleNamespace(split="valid"), model=None)
+    options = SimpleNamespace(base=False, adapters=folder)
+    with pytest.raises(UserError, match="adapter folder"):
+        if user == "export":
+            subject.open_subject(run, folder)
+        elif user == "evaluate":
+            work.evaluate(run, machine)
+        else:
+            chat._load(run, options)
