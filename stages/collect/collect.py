@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stages.collect import copies, docstrings, forms, gather, hub, report, sources
+from stages.collect import copies, docstrings, forms, gather, hub, location, report, sources
 from stages.collect.gather import Gathered
 from stages.collect.sources import Source
 from stages.core import console, paths
@@ -92,7 +92,7 @@ def _files(
     if data.path and data.path.startswith(hub.PREFIX):
         path, label, warnings = hub.fetch(data.path), data.path, []
     else:
-        path, warnings = sources.locate(data.path)
+        path, warnings = location.locate(data.path)
         label = _label(path, data.path)
     found = sources.discover(path, label)
     splits = {name: found.splits[name] for name in SPLITS if name in found.splits}

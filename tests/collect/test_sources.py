@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from stages.collect import sources
+from stages.collect import location, sources
 from stages.core.errors import UserError
 
 
@@ -99,7 +99,7 @@ def test_the_only_folder_beside_toy_is_yours(workspace, folder):
     (workspace / "data/source/toy").mkdir()
     (workspace / "data/source/README.md").write_text("x")
     (workspace / "data/source/mine.dvc").write_text("x")
-    assert sources.locate(None) == (base, [])
+    assert location.locate(None) == (base, [])
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_without_exactly_one_the_remedy_is_said(workspace, entries, fix):
         path = workspace / "data/source" / entry
         path.mkdir() if entry.endswith("/") else path.write_text("x")
     with pytest.raises(UserError) as caught:
-        sources.locate(None)
+        location.locate(None)
     assert fix in caught.value.fix
 
 
 def test_a_missing_data_source_is_said(workspace):
     with pytest.raises(UserError) as caught:
-        sources.locate(None)
+        location.locate(None)
     assert caught.value.what == "There is no folder data/source"
 
 
@@ -130,16 +130,16 @@ def test_a_path_that_does_not_exist_or_was_not_pulled(workspace):
     (workspace / "data/source").mkdir(parents=True)
     (workspace / "data/source/big.dvc").write_text("x")
     with pytest.raises(UserError) as caught:
-        sources.locate("data/source/none")
+        location.locate("data/source/none")
     assert caught.value.where == "data/source/none"
     with pytest.raises(UserError) as caught:
-        sources.locate("data/source/big")
+        location.locate("data/source/big")
     assert caught.value.fix == "dvc pull data/source/big.dvc"
 
 
 def test_a_path_outside_data_source_is_warned_of(workspace):
     (workspace / "elsewhere").mkdir()
-    _, warnings = sources.locate("elsewhere")
+    _, warnings = location.locate("elsewhere")
     assert warnings == ["data.path lies outside data/source: DVC cannot see when it changes"]
 
 
@@ -194,9 +194,9 @@ def test_a_folder_with_rows_beside_the_files_is_named(folder):
 def test_the_project_itself_is_no_data(folder, path):
     folder("train.jsonl")
     with pytest.raises(UserError, match="project itself"):
-        sources.locate(path)
+        location.locate(path)
 
 
 def test_a_device_is_no_data():
     with pytest.raises(UserError, match="neither a file nor a folder"):
-        sources.locate("/dev/null")
+        location.locate("/dev/null")

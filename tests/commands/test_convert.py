@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from stages.commands import convert
 from stages.commands.converting import given
+from stages.commands.converting import keys as lora_keys
 from stages.compose import composition
 from stages.core.config import schema, settings
 from stages.core.model import models
@@ -75,8 +76,8 @@ def test_keys_of_real_files_are_known_or_old(file):
     expected = json.loads((file.parent / "expected.json").read_text())[file.name]["yaml"]
     keys = given.from_file(file)
     assert len(keys) == expected["keys"]
-    assert sorted(set(keys) - set(given.KNOWN)) == sorted(expected["unknown"])
-    assert set(expected["unknown"]) <= set(given.OLD)
+    assert sorted(set(keys) - set(lora_keys.KNOWN)) == sorted(expected["unknown"])
+    assert set(expected["unknown"]) <= set(lora_keys.OLD)
     lora = set(keys.get("lora_parameters") or {}) - {"rank", "scale", "dropout", "keys"}
     assert sorted(lora) == sorted(expected["lora_unknown"])
     for path, (_, number, _) in expected["differs"].items():
@@ -161,16 +162,16 @@ def test_the_tutorials_rows_come_through_as_they_are(capfd):
 def test_our_defaults_are_those_of_mlx_lm():
     theirs = dict(mlx_lora.CONFIG_DEFAULTS)
     assert not any(theirs.pop("optimizer_config").values())
-    assert {k: v for k, v in given.DEFAULTS.items() if k != "optimizer_config"} == theirs
+    assert {k: v for k, v in lora_keys.DEFAULTS.items() if k != "optimizer_config"} == theirs
 
 
 def test_our_flags_are_those_of_mlx_lm():
     actions = mlx_lora.build_parser()._actions
     theirs = {action.dest: action.nargs == 0 for action in actions if action.dest != "help"}
-    ours = {key for key in given.KNOWN if key not in given.FILE_ONLY}
+    ours = {key for key in lora_keys.KNOWN if key not in lora_keys.FILE_ONLY}
     assert ours == set(theirs)
     switches = {key for key, is_switch in theirs.items() if is_switch}
-    assert switches == set(given.SWITCHES) - set(given.OLD)
+    assert switches == set(lora_keys.SWITCHES) - set(lora_keys.OLD)
 
 
 def test_flags_mean_what_mlx_lms_own_parser_makes_of_them():
@@ -181,7 +182,7 @@ def test_flags_mean_what_mlx_lms_own_parser_makes_of_them():
         " --seed 7 --adapter-path out --steps-per-rep 5"
     )
     theirs = vars(mlx_lora.build_parser().parse_args(line.split()))
-    ours = given.from_flags(["mlx_lm.lora", *line.split()])
+    ours = lora_keys.from_flags(["mlx_lm.lora", *line.split()])
     asked = {key: value for key, value in theirs.items() if value not in (None, 0, False)}
     assert ours == asked
 

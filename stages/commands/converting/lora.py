@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stages.commands.converting.conversion import Conversion, word
-from stages.commands.converting.given import (
-    DEFAULTS,
-    VERSION,
-    Given,
-    as_number,
-    refuse_unknown,
-    wrong,
-)
+from stages.commands.converting.given import Given, as_number, refuse_unknown, wrong
+from stages.commands.converting.keys import DEFAULTS, VERSION
 
 KEYS = ("rank", "scale", "dropout", "keys")
 STOPS = "mlx-lm stops without it; its default is taken"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.commands.converting.conversion import Conversion
-from stages.commands.converting.given import FEATURES, Given, refuse_unknown, wrong
+from stages.commands.converting.given import Given, refuse_unknown, wrong
+from stages.commands.converting.keys import FEATURES
 from stages.core import paths
 from stages.core.errors import UserError
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stages.commands.converting.given import VERSION, Given, as_number, refuse_unknown, wrong
+from stages.commands.converting.given import Given, as_number, refuse_unknown, wrong
+from stages.commands.converting.keys import VERSION
 from stages.core.errors import UserError
 
 NAMES = {"cosine_decay": "cosine", "linear_schedule": "linear"}

@@ -11,12 +11,8 @@ from typing import Any
 
 from stages.commands.converting import lora, places, rate
 from stages.commands.converting.conversion import Conversion
-from stages.commands.converting.given import (
-    DEFAULTS,
-    VERSION,
-    Given,
-    wrong,
-)
+from stages.commands.converting.given import Given, wrong
+from stages.commands.converting.keys import DEFAULTS, VERSION
 from stages.core.config.checks import CHOICES
 from stages.core.config.settings import nearest
 from stages.core.errors import UserError
