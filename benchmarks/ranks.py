@@ -78,9 +78,9 @@ def _rank(asked: dict) -> None:
 
     chosen = device.prepare(asked["device"])
     from benchmarks import ours, subject
-    from stages.train import ranks as them
+    from stages.train.ranks import several
 
-    ranks = them.join(schema.Launch(asked["ranks"], asked["backend"]))
+    ranks = several.join(schema.Launch(asked["ranks"], asked["backend"]))
     spec = Spec(
         OURS,
         str(Path(asked["folder"]) / "examples.parquet"),

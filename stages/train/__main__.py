@@ -29,10 +29,10 @@ def _work(role: str, settings: Settings, parent: int, overrides: Sequence[str]) 
 
         return child.run(settings, parent)
     if role.startswith(LAUNCH):
-        from stages.train import launching
+        from stages.train.ranks import launching
 
         return launching.run(settings, parent, overrides)
-    from stages.train import supervisor
+    from stages.train.recovery import supervisor
 
     return supervisor.run(settings, overrides)
 

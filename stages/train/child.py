@@ -12,11 +12,11 @@ from stages.core.machine.launch import completed
 from stages.core.machine.lock import locked
 from stages.core.memory import recovery
 from stages.train.identity import checkpoints, run_fingerprint
-from stages.train.ledger import STATUS, HandOver, hand_over
+from stages.train.recovery.ledger import STATUS, HandOver, hand_over
 from stages.train.stopping import Stop
 
 if TYPE_CHECKING:
-    from stages.train.ranks import Alone
+    from stages.train.ranks.alone import Alone
     from stages.train.session import Session
 
 WAIT_S = 30.0
@@ -68,7 +68,8 @@ def joined(settings: Settings, name: str) -> Alone:
     Args:
         name: Fingerprint of the run.
     """
-    from stages.train.ranks import ALONE, join
+    from stages.train.ranks.alone import ALONE
+    from stages.train.ranks.several import join
 
     if settings.run.launch.workers() == 1:
         return ALONE

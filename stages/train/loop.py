@@ -23,12 +23,12 @@ from stages.core.machine.measure import memory_now, phase
 from stages.core.tables import Examples
 from stages.core.update import batching, noise
 from stages.core.update.schedule import Rates
-from stages.core.update.step import Gradient, Step, zero_gradient
+from stages.core.update.step import Step, zero_gradient
 from stages.train import optimizer
 from stages.train.checkpoint import Store
-from stages.train.guard import Unguarded
-from stages.train.ranks import ALONE, Alone
-from stages.train.state import Best, TrainState
+from stages.train.ranks.alone import ALONE, Alone
+from stages.train.recovery.guard import Unguarded
+from stages.train.state import Best, Outcome, TrainState
 from stages.train.stopping import Stop
 from stages.train.tracking import Tracker
 
@@ -71,26 +71,6 @@ class Job:
     tracker: Tracker = field(default_factory=Tracker)
     guard: Unguarded = field(default_factory=Unguarded)
     ranks: Alone = field(default_factory=Alone)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Loss and gradient of one update's examples, before anything is applied.
-
-    Attributes:
-        loss: Per target, nats.
-        gradient: Summed over micro-batches, float32.
-        ids: The examples.
-        targets, tokens: How many, without padding.
-        bad: Examples of micro-batches whose loss is not finite.
-    """
-
-    loss: float
-    gradient: Gradient
-    ids: np.ndarray
-    targets: int
-    tokens: int
-    bad: tuple[int, ...]
 
 
 class NotFiniteError(Exception):

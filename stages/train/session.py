@@ -24,10 +24,10 @@ from stages.core.update import adapters, batching, schedule
 from stages.core.update.step import Step
 from stages.train import frozen, loop, optimizer, outputs, planning, tracking
 from stages.train.checkpoint import bytes_on_disk
-from stages.train.guard import Guard
 from stages.train.identity import TRAIN, VALID
-from stages.train.ledger import HandOver, Ledger
-from stages.train.ranks import ALONE, Alone
+from stages.train.ranks.alone import ALONE, Alone
+from stages.train.recovery.guard import Guard
+from stages.train.recovery.ledger import HandOver, Ledger
 from stages.train.state import TrainState
 from stages.train.stopping import Stop
 
@@ -177,6 +177,8 @@ class Session:
     ) -> tuple[Step, dict[str, Activations]]:
         """The model with what is trained, checked on an example, and its stored activations."""
         settings = self.settings
+        if settings.train.initial_adapters is not None:
+            adapters.check(Path(settings.train.initial_adapters))
         folder = models.folder(self.manifest, settings.model)
         model, _ = models.load_model(folder, settings.model.dtype, lazy=plan.activation_cache)
         attached = attach(model, settings.train)

@@ -1,4 +1,5 @@
-"""The one explicit state of a run: all that changes from update to update."""
+"""The one explicit state of a run: all that changes from update to update, and what an update
+computes before anything is applied."""
 
 from __future__ import annotations
 
@@ -10,6 +11,29 @@ from stages.train.history import History
 
 if TYPE_CHECKING:
     import mlx.optimizers as optim
+    import numpy as np
+
+    from stages.core.update.step import Gradient
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Loss and gradient of one update's examples, before anything is applied.
+
+    Attributes:
+        loss: Per target, nats.
+        gradient: Summed over micro-batches, float32.
+        ids: The examples.
+        targets, tokens: How many, without padding.
+        bad: Examples of micro-batches whose loss is not finite.
+    """
+
+    loss: float
+    gradient: Gradient
+    ids: np.ndarray
+    targets: int
+    tokens: int
+    bad: tuple[int, ...]
 
 
 @dataclass(frozen=True)

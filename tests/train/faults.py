@@ -34,7 +34,8 @@ DONE = Path("faults_done")
 
 def supervise(words):
     """Be the supervisor, whose children are this program too."""
-    from stages.train import __main__, supervisor
+    from stages.train import __main__
+    from stages.train.recovery import supervisor
 
     def command(settings, _overrides):
         role = "launch" if settings.run.launch.workers() > 1 else "child"
@@ -60,7 +61,8 @@ def work(words):
 
     device.load_blas()
     from stages.core.update import step
-    from stages.train import __main__, guard, optimizer
+    from stages.train import __main__, optimizer
+    from stages.train.recovery import guard
 
     faults = json.loads(os.environ.get("FAULTS", "[]"))
     state = {"update": 0}

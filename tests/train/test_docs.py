@@ -14,7 +14,7 @@ def test_many_machines(tmp_path):
     project.edit("conf/config.yaml", "experiment: null", "experiment: smoke")
     project.repro("validate")
     for line in commands("many-machines.md"):
-        if "10.0.0.1" in line:  # tests/train/test_ranks.py runs mlx.launch
+        if "10.0.0.1" in line:  # tests/train/ranks/test_ranks.py runs mlx.launch
             continue
         if "nccl" in line and not mx.distributed.is_available("nccl"):
             done = project.run("bash", "-c", line, check=False)

@@ -16,7 +16,7 @@ from stages.core.model import models
 from stages.core.model.manifest import read_manifest
 from stages.core.model.trainable import attach, trained
 
-PROGRAM = Path(__file__).with_name("faults.py")
+PROGRAM = Path(__file__).parent.with_name("faults.py")
 LENGTHS = [20, 30, 15, 50, 44, 9, 33, 27, 60, 12, 31, 22]
 TRAIN = {"updates": 12, "learning_rate": 1e-4, "updates_per_eval": 4}
 RUN = {"updates_per_save": 3}

@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 
 from stages.core.memory.plan import Plan
 from stages.train import loop
-from stages.train.guard import Guard, largest
-from stages.train.ledger import HandOver, Ledger
+from stages.train.recovery.guard import Guard, largest
+from stages.train.recovery.ledger import HandOver, Ledger
 
 LENGTHS = [20, 31, 9, 60, 12, 44, 33, 25]
 MALLOC = "[malloc] Unable to allocate 1073741824 bytes."
@@ -117,7 +117,7 @@ def test_swap_that_grows_while_training_slows_warns_once(tmp_path, monkeypatch, 
     job, state = guarded(tmp_path, updates=40)
     swap = psutil.swap_memory()
     clock = [0.0]
-    monkeypatch.setattr("stages.train.guard.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("stages.train.recovery.guard.time.monotonic", lambda: clock[0])
 
     def work(seconds):
         def run():

@@ -5,6 +5,7 @@ Every rank makes the same claims; the second one starts with other numbers than 
 
 import json
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.optimizers as optim
@@ -16,8 +17,8 @@ from stages.core.config.schema import Launch
 from stages.core.entry import Stopped
 from stages.core.errors import RunFailed, UserError
 from stages.core.memory.plan import Plan
-from stages.train import ranks as module
 from stages.train.history import History
+from stages.train.ranks import messages, several
 from stages.train.state import Best, TrainState
 from stages.train.stopping import Stop
 
@@ -25,7 +26,7 @@ from stages.train.stopping import Stop
 def main(backend):
     if backend == "ring":
         mx.set_default_device(mx.cpu)
-    ranks = module.join(Launch(hosts=2, backend=backend))
+    ranks = several.join(Launch(hosts=2, backend=backend))
     assert (ranks.size, ranks.first) == (2, ranks.rank == 0)
     for claim in (numbers, gradients, words, starts, apart, asked):
         claim(ranks)
@@ -43,14 +44,14 @@ def numbers(ranks):
 
 def gradients(ranks):
     """Also where one array is larger than what is sent at once."""
-    small, module.BYTES_AT_ONCE = module.BYTES_AT_ONCE, 64
+    small, messages.BYTES_AT_ONCE = messages.BYTES_AT_ONCE, 64
     mine = {
         "a": mx.full((3,), 1.0 + ranks.rank),
         "b": [mx.arange(40).reshape(4, 10) * (ranks.rank + 1.0), mx.ones((2, 2))],
         "c": mx.full((5,), 1.0 + ranks.rank, dtype=mx.bfloat16),
     }
     summed = ranks.sum(mine)
-    module.BYTES_AT_ONCE = small
+    messages.BYTES_AT_ONCE = small
     assert np.array_equal(np.array(summed["a"]), np.full(3, 3.0))
     assert np.array_equal(np.array(summed["b"][0]), 3.0 * np.arange(40).reshape(4, 10))
     assert np.array_equal(np.array(summed["b"][1]), np.full((2, 2), 2.0))
@@ -59,7 +60,7 @@ def gradients(ranks):
 
 
 def words(ranks):
-    assert ranks.tell({"é": [1, None]} if ranks.first else "not heard") == {"é": [1, None]}
+    assert ranks.messages.tell({"é": [1, None]} if ranks.first else "not heard") == {"é": [1, None]}
     plan = Plan(batch_size=3 + ranks.rank, batch_tokens=64, widths=(16, 32))
     assert ranks.agreed(lambda: plan).batch_size == 3
     ranks.require_equal("their settings", "one")
@@ -86,7 +87,7 @@ def starts(ranks):
     expected, _ = trained(0)
     if ranks.first:  # as after reading a file
         state.optimizer.state = dict(reversed(state.optimizer.state.items()))
-    store = ranks.store(module.Path("checkpoints/name"), {"threads": 1})
+    store = ranks.store(Path("checkpoints/name"), {"threads": 1})
     assert store.fingerprint == "name"
     ranks.start_equal(state, model, store)
     assert mx.array_equal(model.weight, expected.weight)

@@ -13,12 +13,11 @@ from train_workspace import environment
 from stages.core.errors import RunFailed
 from stages.core.memory.plan import Plan
 from stages.core.memory.recovery import Death, Marker
-from stages.train import ledger as ledgers
-from stages.train import supervisor
-from stages.train.ledger import HandOver, Ledger
-from stages.train.relay import Relay
-from stages.train.restarts import MOST_SAME, Restarts
-from stages.train.supervisor import Ended
+from stages.train.recovery import ledger as ledgers
+from stages.train.recovery import supervisor
+from stages.train.recovery.ledger import HandOver, Ledger
+from stages.train.recovery.relay import Relay
+from stages.train.recovery.restarts import MOST_SAME, Ended, Restarts
 
 PLAN = Plan(4, 256, (64,), loss_chunk=16)
 MACHINE = {"threads": 2, "device": "cpu", "memory": {}}
@@ -256,7 +255,7 @@ def test_steps_that_go_on_are_left_alone(tmp_path):
 
 
 def test_it_imports_no_mlx():
-    code = "import sys, stages.train.restarts; print('mlx' in sys.modules)"
+    code = "import sys, stages.train.recovery.restarts; print('mlx' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )

@@ -204,7 +204,7 @@ def test_out_of_memory_in_a_rank_starts_all_again_with_a_smaller_plan(
     folder = workspace(tmp_path / "work")
     fault = {"update": 8, "kind": "malloc", "rank": number}
     monkeypatch.setenv("FAULTS", json.dumps([fault]))
-    program = [sys.executable, str(Path(__file__).with_name("faults.py")), TWO]
+    program = [sys.executable, str(Path(__file__).parent.with_name("faults.py")), TWO]
     done = subprocess.run(
         program,
         cwd=folder,

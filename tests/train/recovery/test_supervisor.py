@@ -8,11 +8,12 @@ from train_workspace import environment
 
 from stages.core import files
 from stages.core.errors import UserError
-from stages.train import supervisor
+from stages.train.recovery import supervisor
 
 
 def test_it_imports_no_mlx():
-    code = "import sys, stages.train.supervisor, stages.train.__main__; print('mlx' in sys.modules)"
+    modules = "stages.train.recovery.supervisor, stages.train.__main__"
+    code = f"import sys, {modules}; print('mlx' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )

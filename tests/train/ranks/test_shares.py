@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stages.core.memory.plan import Plan
 from stages.core.update import batching
-from stages.train.shares import shares
+from stages.train.ranks.shares import shares
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=40)
 

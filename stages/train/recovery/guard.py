@@ -23,11 +23,11 @@ from stages.core.memory.plan import Plan
 from stages.core.memory.pressure import Pressure
 from stages.core.tables import Examples
 from stages.core.update import batching
-from stages.train.ledger import STEP, HandOver, Ledger, told
+from stages.train.recovery.ledger import STEP, HandOver, Ledger, told
 
 if TYPE_CHECKING:
     from stages.core.update.step import Step
-    from stages.train.loop import Outcome
+    from stages.train.state import Outcome
 
 Result = TypeVar("Result")
 WAYS = ("recompute", "recompute_place", "attention_block", "compiled")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stages.core import console
 from stages.core.errors import RunFailed
@@ -17,13 +17,27 @@ from stages.core.memory import limits, recovery
 from stages.core.memory.marker import left_behind
 from stages.core.memory.plan import Plan
 from stages.core.memory.recovery import Death, Marker
-from stages.train.ledger import STATUS, STEP, Ledger, handed_over, told
-
-if TYPE_CHECKING:
-    from stages.train.supervisor import Ended
+from stages.train.recovery.ledger import STATUS, STEP, Ledger, handed_over, told
 
 MOST_SAME, MOST_HANGS = 3, 1
 """Tries under the same plan without a new checkpoint in between."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        status: Its exit status; minus a signal's number where one ended it.
+        said: The last it wrote on stderr.
+        asked: The signal that was passed on to it, None where nobody asked it to end.
+        hung: It was ended here, since a step took too long.
+    """
+
+    status: int
+    said: str = ""
+    asked: int | None = None
+    hung: bool = False
 
 
 class Restarts:

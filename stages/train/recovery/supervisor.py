@@ -1,8 +1,8 @@
 """The process that dvc starts: holds the run's lock, starts the working child, passes signals on.
 
 It imports no MLX, so it lives when the child is killed for memory, and starts another one (see
-`stages.train.restarts`). It ends, and ends the child, when the process that asked for the work is
-gone: DVC forwards no signal.
+`stages.train.recovery.restarts`). It ends, and ends the child, when the process that asked for the
+work is gone: DVC forwards no signal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -24,9 +23,9 @@ from stages.core.errors import UserError
 from stages.core.machine import parent
 from stages.core.machine.lock import locked
 from stages.train.identity import checkpoints, run_fingerprint
-from stages.train.ledger import STEP
-from stages.train.relay import Relay
-from stages.train.restarts import Restarts
+from stages.train.recovery.ledger import STEP
+from stages.train.recovery.relay import Relay
+from stages.train.recovery.restarts import Ended, Restarts
 
 VALIDATED = Path("reports/validate.json")
 WAIT_S = 5.0
@@ -77,23 +76,6 @@ def require_validated() -> None:
             found="; ".join(check["message"] for check in errors),
             fix="mend them and run `dvc repro`",
         )
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a child ended.
-
-    Attributes:
-        status: Its exit status; minus a signal's number where one ended it.
-        said: The last it wrote on stderr.
-        asked: The signal that was passed on to it, None where nobody asked it to end.
-        hung: It was ended here, since a step took too long.
-    """
-
-    status: int
-    said: str = ""
-    asked: int | None = None
-    hung: bool = False
 
 
 class Supervisor:
