@@ -34,6 +34,8 @@ SHORT = 128
 """Examples up to this long gain nothing from attention in blocks."""
 STRETCH = 32
 """The longest example is at most so many times longer than the smallest point, for any length."""
+SHORTER = 8
+"""The longest attention measured alone is so many times longer than the shortest."""
 CHECK_WIDTH = 48
 ONE_PIECE = 256
 """Targets of a loss in one piece."""
@@ -111,12 +113,19 @@ def heads(pieces: Sequence[int]) -> list[Point]:
 
 
 def attentions(settings: Settings, longest: int, kind: str) -> list[Point]:
-    """Attention alone: whole at two lengths, in blocks of two sizes at the larger one."""
+    """Attention alone: whole at two lengths, in blocks of two sizes at the larger one.
+
+    A short one of each tells for time what a call or block costs beside its scores.
+    """
     large = min(longest, ATTENTION_WIDTHS[kind])
     points = [Point("attention", 1, width) for width in sorted({max(2, large // 2), large})]
     inside = [block for block in blocks(settings.memory, kind, longest) if 0 < block < large]
     for block in sorted({inside[0], inside[-1]} if inside else ()):
         points.append(Point("attention", 1, large, way=Way(attention_block=block)))
+    short = large // SHORTER
+    if inside and inside[0] < short:
+        points.append(Point("attention", 1, short))
+        points.append(Point("attention", 1, short, way=Way(attention_block=inside[0])))
     return points
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import mlx.core as mx
 
 from stages.core.memory.attention import Call, attention_in_blocks
 
 
-def attention_alone(call: Call, rows: int, width: int, block: int) -> tuple[int, int]:
-    """(bytes at the peak, bytes kept for the backward pass) of one call, beside its inputs."""
+def attention_alone(call: Call, rows: int, width: int, block: int) -> tuple[int, int, float]:
+    """(bytes at the peak, bytes kept for the backward pass, seconds), beside its inputs.
+
+    Seconds are the least of wall and processor time, without drawing the inputs.
+    """
     shapes = ((call.heads, call.size), (call.kv_heads, call.size), (call.kv_heads, call.value_size))
     given = [mx.random.normal((rows, h, width, d), call.dtype) for h, d in shapes]
     mask = _mask(call, width)
@@ -27,11 +31,13 @@ def attention_alone(call: Call, rows: int, width: int, block: int) -> tuple[int,
         ).sum()
 
     mx.reset_peak_memory()
+    started, worked = time.perf_counter(), time.process_time()
     value, gradient = mx.value_and_grad(total, argnums=[0, 1, 2])(*given)
     mx.eval(value)
     kept = active() - before
     mx.eval(gradient)
-    return mx.get_peak_memory() - before, kept
+    seconds = min(time.perf_counter() - started, time.process_time() - worked)
+    return mx.get_peak_memory() - before, kept, seconds
 
 
 def _mask(call: Call, width: int) -> mx.array | str | None:

@@ -40,6 +40,7 @@ from stages.core.memory.curves import (
 from stages.core.memory.head import Head
 from stages.core.memory.placement import chosen_layers
 from stages.core.memory.points import Point, Reading, Rest, Way
+from stages.core.memory.seconds import Seconds
 
 __all__ = ["FEW_TARGETS", "Model", "Shape", "Survey", "shape_of", "stack"]
 
@@ -47,6 +48,8 @@ FEW_TARGETS = 8
 """Targets of a point of kind `layers`."""
 CHECK_GRADIENTS = 3
 """Trees like the trained arrays that the check holds at its end."""
+LONG = 3
+"""Attention shorter than the longest by such a ratio says nothing of peaks."""
 ENOUGH = 3
 """Points that a way is fitted on, at least."""
 
@@ -99,7 +102,7 @@ class Cost:
 
     kept: Curve
     work: Work
-    seconds: Curve
+    seconds: Seconds
 
 
 class Model:
@@ -257,9 +260,15 @@ def _costs(survey: Survey) -> dict[Way, Cost]:
     for way, found in groups.items():
         none = kept.get(replace(way, recompute=0)) if way.recompute else None
         own = lambda x, a=none, b=kept[way]: _own(x, a, b, survey.rest)
-        seconds = curve(found, lambda x: x.seconds, all_keys)
+        alike = [x for x in survey.of("layers") if _alike(x.point.way, way)]
+        seconds = Seconds(alike, found, survey.of("attention"), survey.rest)
         costs[way] = Cost(kept[way], _work(found, own, survey, none is not None), seconds)
     return costs
+
+
+def _alike(one: Way, other: Way) -> bool:
+    """Ways that differ in attention's blocks alone, which are timed apart."""
+    return replace(one, attention_block=0) == replace(other, attention_block=0)
 
 
 def _own(reading: Reading, none: Curve | None, every: Curve, rest: Rest) -> float:
@@ -283,6 +292,9 @@ def _work(
     count = causal_keys if survey.rest.causal else block_keys
     blocks = readings[0].point.way.attention_block > 0
     alone = [x for x in survey.of("attention") if (x.point.way.attention_block > 0) == blocks]
+    # Short ones are there for time: the peak of long ones is predicted.
+    widest = max((x.point.width for x in alone), default=0)
+    alone = [x for x in alone if LONG * x.point.width > widest]
     recomputed = readings[0].point.way.recompute == 1
     kept = 0 if recomputed and not apart else 1
     attention = curve(alone, lambda x: x.peak - kept * x.kept, count, constant=False)

@@ -24,7 +24,7 @@ from stages.core.memory.points import Point, Reading, Rest, reading_from, rest_f
 from stages.core.model import models
 from stages.core.model.manifest import Manifest
 
-VERSION = 1
+VERSION = 2
 """Raise it when readings of an older version are no longer comparable."""
 
 
