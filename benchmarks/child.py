@@ -27,9 +27,8 @@ def main(argv: Sequence[str]) -> int:
 
 def measured(spec: Spec) -> dict[str, Any]:
     """The figures of one run."""
-    graphs = spec.cuda_graphs if spec.cuda_graphs is not None else spec.side != OURS
-    os.environ["MLX_USE_CUDA_GRAPHS"] = str(int(graphs))  # 1 is MLX's own default
-    chosen = device.prepare(spec.kind, measure=True)
+    os.environ.update(spec.environment)
+    chosen = device.prepare(spec.kind, measure=True, tuned=spec.side == OURS or spec.tuned)
     console.say(chosen.line())
     from benchmarks import ours, theirs
     from benchmarks import subject as subjects

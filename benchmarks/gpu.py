@@ -92,11 +92,13 @@ def variants(shape: str, examples: str, given: argparse.Namespace) -> dict[str, 
     every = {
         "mlx-lm": theirs,
         "mlx-lm, checkpointing": replace(theirs, grad_checkpoint=True),
-        "mlx-lm, no CUDA graphs": replace(theirs, cuda_graphs=False),
+        "mlx-lm, MLX as ours runs it": replace(theirs, tuned=True),
         "ours, equal rows": ours,
         "ours, equal rows, compiled": replace(ours, plan={"compiled": True}),
         "ours, cached": replace(ours, plan=CACHED),
-        "ours, cached, CUDA graphs": replace(ours, plan=CACHED, cuda_graphs=True),
+        "ours, cached, CUDA graphs": replace(
+            ours, plan=CACHED, environment={"MLX_USE_CUDA_GRAPHS": "1"}
+        ),
         "ours, cached, large pieces of loss": replace(ours, plan={**CACHED, "loss_chunk": 512}),
         "ours, cached, by padded tokens": replace(ours, plan=many),
         "ours, cached, by padded tokens, compiled": replace(ours, plan={**many, "compiled": True}),

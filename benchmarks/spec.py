@@ -28,7 +28,8 @@ class Spec:
         planned: Ours under the plan that the planner chooses.
         plan: Ours: fields of a Plan that differ from equal rows and nothing else.
         kind: `run.device`.
-        cuda_graphs: Whether MLX makes CUDA graphs; None: each side's own default.
+        tuned: mlx-lm's side too runs MLX with what `stages` sets for it on CUDA.
+        environment: Of the child process.
     """
 
     side: str
@@ -45,7 +46,8 @@ class Spec:
     planned: bool = False
     plan: dict[str, Any] = field(default_factory=dict)
     kind: str = "auto"
-    cuda_graphs: bool | None = None
+    tuned: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """As one word of a command line."""

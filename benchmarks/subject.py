@@ -99,8 +99,9 @@ def equal_rows(spec: Spec, manifest: Manifest, examples: Examples, kind: str = "
         batch_size=spec.rows,
         batch_tokens=spec.rows * widths[-1],
         widths=widths,
-        loss_chunk=rule.loss_chunk(manifest.embedding_rows),
+        loss_chunk=rule.loss_chunk(manifest.embedding_rows, kind),
         attention_block=rule.ATTENTION_BLOCK[kind],
+        compiled=rule.COMPILED[kind],
         start_tokens=rule.STARTS[kind],
     )
     changes = dict(spec.plan)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +16,8 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from stages.core.config import schema
 from stages.core.config.settings import nearest
 from stages.core.errors import UserError
-from stages.core.update.step import Gradient, global_norm
+from stages.core.update.loss import global_norm
+from stages.core.update.step import Gradient
 
 CLASSES: Mapping[str, type[optim.Optimizer]] = {
     "adam": optim.Adam,
@@ -23,6 +26,9 @@ CLASSES: Mapping[str, type[optim.Optimizer]] = {
     "muon": optim.Muon,
     "adafactor": optim.Adafactor,
 }
+
+MOST_COMPILED_BYTES = 256e6
+"""Trained arrays up to this size are updated by one compiled function."""
 
 
 def build(train: schema.Train, model: nn.Module) -> optim.Optimizer:
@@ -87,19 +93,57 @@ def apply(model: nn.Module, optimizer: optim.Optimizer, gradient: Gradient, rate
     Returns:
         Whether all trained arrays are finite afterwards.
     """
-    parameters = model.trainable_parameters()
-    # In the parameter's own type, as mlx-lm's gradients are: a float32 one would widen bfloat16.
-    gradient = tree_map(lambda g, p: g.astype(p.dtype), gradient, parameters)
     optimizer.learning_rate = rate
-    optimizer.update(model, gradient)
-    mx.eval(model.trainable_parameters(), optimizer.state)
-    return finite(model.trainable_parameters())
+    if not _compiles(model):
+        optimizer.update(model, _as_trained(gradient, model.trainable_parameters()))
+        mx.eval(model.trainable_parameters(), optimizer.state)
+        return bool(finite(model.trainable_parameters()).item())
+    stepped = _steps.get(optimizer)
+    if stepped is None:
+        stepped = _steps[optimizer] = mx.compile(functools.partial(_step, weakref.ref(optimizer)))
+    parameters, state, sound = stepped(model.trainable_parameters(), optimizer.state, gradient)
+    model.update(parameters)
+    optimizer.state = state
+    mx.eval(parameters, state, sound)
+    return bool(sound.item())
 
 
-def finite(tree: Any) -> bool:
-    """Whether a tree holds no NaN and no infinity."""
+_steps: weakref.WeakKeyDictionary[optim.Optimizer, Callable] = weakref.WeakKeyDictionary()
+"""The compiled step of each optimizer."""
+
+
+def _compiles(model: nn.Module) -> bool:
+    """Whether a step is compiled: on a GPU, where hundreds of small arrays cost their starts.
+
+    Not for large ones, whose old values would stay until the new ones are all there.
+    """
+    arrays = tree_flatten(model.trainable_parameters())
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    return on_gpu and sum(x.nbytes for _, x in arrays) <= MOST_COMPILED_BYTES
+
+
+def _step(
+    reference: weakref.ref[optim.Optimizer], parameters: Any, state: Any, gradient: Gradient
+) -> tuple[Any, Any, mx.array]:
+    """(new parameters, new state, whether they are finite); pure, so that it can be compiled."""
+    optimizer = reference()
+    kept, optimizer.state = optimizer.state, state
+    try:
+        new = optimizer.apply_gradients(_as_trained(gradient, parameters), parameters)
+        return new, optimizer.state, finite(new)
+    finally:
+        optimizer.state = kept
+
+
+def _as_trained(gradient: Gradient, parameters: Any) -> Gradient:
+    """In the parameter's own type, as mlx-lm's gradients are: float32 would widen bfloat16."""
+    return tree_map(lambda g, p: g.astype(p.dtype), gradient, parameters)
+
+
+def finite(tree: Any) -> mx.array:
+    """Whether a tree holds no NaN and no infinity: one bool."""
     checks = [mx.isfinite(x).all() for _, x in tree_flatten(tree)]
-    return bool(mx.all(mx.stack(checks)).item()) if checks else True
+    return mx.all(mx.stack(checks)) if checks else mx.array(True)
 
 
 def flat_state(optimizer: optim.Optimizer) -> dict[str, mx.array]:

@@ -23,8 +23,8 @@ from stages.core.memory.plan import Plan
 from stages.core.model.trainable import Attached, attach, layer_keys
 from stages.core.tables import Examples
 from stages.core.update import batching
-from stages.core.update.loss import plain_loss
-from stages.core.update.step import Step, global_norm
+from stages.core.update.loss import global_norm, plain_loss
+from stages.core.update.step import Step
 from tests.core import model_configs
 
 LENGTHS = (12, 9, 10)  # longer than the sliding windows of 8

@@ -129,3 +129,30 @@ def test_adafactor_that_ignores_the_rate_is_known():
     config = {"adafactor": {"relative_step": False}}
     assert not optimizer.ignores_rate(schema.Train(optimizer="adafactor", optimizer_config=config))
     assert not optimizer.ignores_rate(schema.Train(optimizer="adam"))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "muon", "adafactor"])
+def test_a_compiled_step_is_the_plain_one(name, monkeypatch):
+    """As a GPU takes it; MLX's own update, one array after the other, is the reference."""
+    ways = {}
+    for compiled in (False, True):
+        monkeypatch.setattr(optimizer, "_compiles", lambda model, on=compiled: on)
+        mx.random.seed(0)
+        model = nn.Linear(6, 5)
+        state = optimizer.build(schema.Train(optimizer=name), model)
+        for rate in (1e-2, 3e-3, 1e-3):
+            gradient = {k: mx.sin(7 * x + rate) for k, x in model.parameters().items()}
+            assert optimizer.apply(model, state, gradient, rate)
+        ways[compiled] = {**model.parameters(), **optimizer.flat_state(state)}
+    assert ways[True].keys() == ways[False].keys()
+    for key, plain in ways[False].items():
+        np.testing.assert_allclose(np.array(ways[True][key]), np.array(plain), 2e-6, 1e-7)
+    assert ways[True]["learning_rate"].item() == pytest.approx(1e-3)
+
+
+def test_a_compiled_step_says_when_weights_are_not_finite(monkeypatch):
+    monkeypatch.setattr(optimizer, "_compiles", lambda model: True)
+    model = nn.Linear(2, 2, bias=False)
+    state = optimizer.build(schema.Train(optimizer="sgd"), model)
+    assert optimizer.apply(model, state, {"weight": mx.ones((2, 2))}, 1.0)
+    assert not optimizer.apply(model, state, {"weight": mx.full((2, 2), mx.inf)}, 1.0)

@@ -22,7 +22,8 @@ from stages.core.activations.reader import Activations
 from stages.core.layers.guard import perturbed_adapters
 from stages.core.memory.plan import Plan
 from stages.core.update import batching
-from stages.core.update.step import SWITCHES, Step
+from stages.core.update.check import SWITCHES
+from stages.core.update.step import Step
 from stages.train import loop
 
 FLOAT32_TOLERANCE = 1e-5

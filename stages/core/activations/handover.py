@@ -17,8 +17,9 @@ from stages.core.layers.guard import RelativeErrors, compare
 from stages.core.layers.staged import Boundary, StagedModel, UnsupportedModel, swapped_parameters
 from stages.core.memory.recovery import of_exception
 from stages.core.update.batching import MicroBatch
+from stages.core.update.check import COARSE_TOLERANCE, TOLERANCE
 from stages.core.update.loss import plain_loss
-from stages.core.update.step import COARSE_TOLERANCE, TOLERANCE, Step
+from stages.core.update.step import Step
 
 CHECKS = "checks.json"
 

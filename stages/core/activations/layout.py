@@ -108,7 +108,6 @@ def to_numpy(boundary: Boundary, plan: Layout) -> list[np.ndarray]:
     return arrays
 
 
-def to_mlx(field: Field, array: np.ndarray) -> mx.array:
-    """An array of the boundary, from the one that `Field.empty` gave."""
-    value = mx.array(array)
-    return value.view(mx.bfloat16) if field.dtype == "bfloat16" else value
+def to_mlx(field: Field, bits: mx.array) -> mx.array:
+    """An array of the boundary, from `mx.array` of the one that `Field.empty` gave."""
+    return bits.view(mx.bfloat16) if field.dtype == "bfloat16" else bits

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from stages.core.activations.evict import Use
@@ -96,7 +97,7 @@ class Activations:
         arrays = reading.result()
         self.waited_s += time.perf_counter() - started
         fields = self._layout.fields
-        return {f.name: to_mlx(f, array) for f, array in zip(fields, arrays, strict=True)}
+        return {f.name: to_mlx(f, bits) for f, bits in zip(fields, arrays, strict=True)}
 
     def _go_on(self) -> None:
         while self._waiting and len(self._reading) < AHEAD:
@@ -106,7 +107,8 @@ class Activations:
     def _read_soon(self, key: Key, ids: np.ndarray) -> Future:
         return self._thread.submit(self._read, ids, *key[1])
 
-    def _read(self, ids: np.ndarray, rows: int, width: int) -> list[np.ndarray]:
+    def _read(self, ids: np.ndarray, rows: int, width: int) -> list[mx.array]:
+        """The fields of a micro-batch in MLX's memory; no operation of MLX runs in this thread."""
         arrays, views = zip(*(x.empty(rows, width) for x in self._layout.fields), strict=True)
         for row, example in enumerate(ids.tolist()):
             for view, part in zip(views, self._example(example), strict=True):
@@ -114,7 +116,7 @@ class Activations:
                 view[row, len(part) :] = part[-1] if len(part) else 0
         for view in views:
             view[len(ids) :] = view[0]
-        return list(arrays)
+        return [mx.array(array) for array in arrays]
 
     def _example(self, example: int) -> list[np.ndarray]:
         """The fields of one example, each (T, others)."""

@@ -10,7 +10,7 @@ import numpy as np
 from stages.core import files, paths
 from stages.core.activations import identity, size
 from stages.core.config.settings import Settings
-from stages.core.memory import agenda
+from stages.core.memory import agenda, rule
 from stages.core.memory.budget import Budget
 from stages.core.memory.fit import Model, Shape
 from stages.core.memory.plan import Plan
@@ -22,7 +22,7 @@ from stages.core.update import batching
 
 MULTIPLES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Padded tokens of a micro-batch that are tried, as multiples of the longest example."""
-SHORT_CHECKS = (128, 64, 32)
+SHORT_CHECKS = (64, 32)
 """Tokens of the example that a plan is checked on, where the budget has no room for more."""
 RESERVE = 0.05
 """Share of a step's own memory that the allocator's cache gets at least."""
@@ -138,7 +138,8 @@ def bases(case: Case) -> list[Plan]:
         return [fixed]
     most = case.work.rows * widths[-1]
     tokens = sorted({min(most, int(multiple * widths[-1])) for multiple in MULTIPLES})
-    return [Plan(case.work.rows, count, widths) for count in tokens]
+    start = rule.STARTS[case.kind]
+    return [Plan(case.work.rows, count, widths, start_tokens=start) for count in tokens]
 
 
 def ways(case: Case, model: Model) -> Iterator[Way]:
@@ -150,7 +151,7 @@ def ways(case: Case, model: Model) -> Iterator[Way]:
             needed = {(j, block > 0) for j in ({k} if k in (0, 1) else {0, 1})}
             if needed <= fitted:
                 for cached in stores:
-                    yield Way(k, place, block, cached=cached)
+                    yield Way(k, place, block, rule.COMPILED[case.kind], cached)
 
 
 def recomputing(fixed: int | None) -> list[tuple[int, str]]:

@@ -243,7 +243,11 @@ class Model:
         return self._costs.get(_family(replace(way, recompute=recompute)))
 
     def _base(self, way: Way) -> tuple[Way, bool]:
-        """The way as it was measured, and whether the frozen layers come on top."""
+        """The way as it was measured, and whether the frozen layers come on top.
+
+        Parts are measured uncompiled; whole steps, compiled or not, correct the sum.
+        """
+        way = replace(way, compiled=False)
         if way.cached or not self.cached:
             return way, False
         return replace(way, cached=True), True

@@ -44,7 +44,7 @@ class Plan:
     cache_limit_gb: float | None = None
     memory_limit_gb: float | None = None
     start_tokens: int = START_TOKENS
-    check_tokens: int = 256
+    check_tokens: int = 128
     predicted_peak_gb: float | None = None
     predicted_seconds: float | None = None
 

@@ -93,7 +93,7 @@ def facts(choice: Choice) -> dict[str, str]:
     chosen, plan, rest = choice.chosen, choice.plan, choice.model.survey.rest
     gb = lambda count: size(count, digits=3)
     variants = (
-        f"at most {2 * len(plan.widths)} compiled variants" if plan.compiled else "not compiled"
+        "compiled, once for each number of rows and width" if plan.compiled else "not compiled"
     )
     found = {
         "budget": f"{size(choice.budget.bytes)}: {choice.budget.reason}",

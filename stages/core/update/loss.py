@@ -22,9 +22,11 @@ Shapes: B rows, T tokens, D hidden size, V vocabulary, N gathered positions, C o
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from stages.core.layers.exponentials import logsumexp
 from stages.core.layers.staged import NO_PARAMETERS
@@ -147,6 +149,12 @@ def target_losses(
         losses.append(cross_entropy(logits_CV, labels_N[part]))
         correct.append(mx.argmax(logits_CV, axis=-1) == labels_N[part])
     return mx.concatenate(losses), mx.concatenate(correct)
+
+
+def global_norm(gradient: dict[str, Any]) -> float:
+    """The Euclidean norm over all arrays together, in float32."""
+    squares = [mx.square(x.astype(mx.float32)).sum() for _, x in tree_flatten(gradient)]
+    return mx.sqrt(mx.sum(mx.stack(squares))).item()
 
 
 def _weighted_loss(head: HeadFunction) -> Callable[..., mx.array]:

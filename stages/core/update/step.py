@@ -16,46 +16,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from stages.core.layers.exponentials import cheap_swiglu
-from stages.core.layers.guard import RelativeErrors, perturbed_adapters, relative
 from stages.core.layers.staged import Boundary, StagedModel, UnsupportedModel, layer_list
 from stages.core.memory.attention import blocked
 from stages.core.memory.plan import Plan
 from stages.core.memory.recompute import chosen_layers, recompute, recomputing
-from stages.core.memory.recovery import of_exception
 from stages.core.memory.throttle import throttled
 from stages.core.model.trainable import Attached
-from stages.core.update import batching
+from stages.core.update import batching, check
 from stages.core.update.batching import MicroBatch
 from stages.core.update.loss import (
     cross_entropy,
     gathered_loss,
-    plain_loss,
     target_losses,
     target_positions,
 )
 
 Gradient = dict[str, Any]
 """A tree of float32 arrays, shaped like `model.trainable_parameters()`."""
-
-TOLERANCE = 1e-5
-COARSE_TOLERANCE = 5e-2
-"""Relative error of loss and gradient that a way of computing may have: float32, and all else."""
-
-SWITCHES = {
-    "recompute": ("recomputation", 0),
-    "attention_block": ("attention in blocks", 0),
-    "compiled": ("compilation", False),
-}
-"""What `check` may switch off in a plan: its name for a person, and its value when off."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +83,7 @@ class Step:
         self.notes: list[str] = []
         self.staged: StagedModel | None = None
         self._traced: tuple[tuple[Plan, bool], Callable] | None = None
+        self._mode: bool | None = None
         try:
             self.staged = StagedModel(model)
         except UnsupportedModel as error:
@@ -126,12 +113,12 @@ class Step:
         Returns:
             The sum of the micro-batch's losses over `divisor`; its gradient added to `total`.
         """
-        self.model.train()
-        return self._evaluated(micro, divisor, total, boundary)
+        self._training(True)
+        return self.evaluated(micro, divisor, total, boundary)
 
     def target_losses(self, micro: MicroBatch, boundary: Boundary | None = None) -> TargetLosses:
         """Loss of each target of a micro-batch: no gradient, no dropout, no random number."""
-        self.model.eval()
+        self._training(False)
         row, position = np.nonzero(micro.mask_BT)
         inputs = self._inputs(micro, 1, boundary)
         with throttled(self.plan.memory_limit_gb), self._functions():
@@ -152,90 +139,42 @@ class Step:
         return TargetLosses(np.array(loss_N)[keep], np.array(correct_N)[keep], row, position)
 
     def check(self, micro: MicroBatch, boundary: Boundary | None = None) -> list[str]:
-        """Compare this plan's way with the model's own on a real micro-batch, dropout off.
-
-        What makes loss or gradient differ by more than rounding is switched off: the loss at
-        targets where it is wrong by itself, then each switch that is wrong without the others, then
-        all of them where those that are left are wrong together. The plain way makes all logits and
-        keeps all activations, so choose a small micro-batch.
+        """Switch off what is wrong on this architecture; see stages.core.update.check.
 
         Returns:
             `notes`: one line for everything that is switched off.
         """
-        if not self._wrong(micro, boundary):
-            return self.notes
-        wanted = self.plan
-        off = {name: value for name, (_, value) in SWITCHES.items()}
-        on = [name for name, value in off.items() if getattr(wanted, name) != value]
-        self.plan = replace(wanted, **off)
-        if self.staged is not None and (found := self._wrong(micro, boundary)):
-            self.notes.append(f"loss at targets is off: {found}")
-            self.close()
-        right = dict(off)
-        for name in on:
-            self.plan = replace(wanted, **(off | {name: getattr(wanted, name)}))
-            if found := self._wrong(micro, boundary):
-                self.notes.append(f"{SWITCHES[name][0]} is off: {found}")
-            else:
-                right[name] = getattr(wanted, name)
-        self.plan = replace(wanted, **right)
-        kept = [SWITCHES[name][0] for name in on if right[name] != off[name]]
-        if len(kept) > 1 and (found := self._wrong(micro, boundary)):
-            self.notes.append(f"{' with '.join(kept)} is off: {found}")
-            self.plan = replace(wanted, **off)
+        check.check(self, micro, boundary)
         return self.notes
 
-    def _wrong(self, micro: MicroBatch, boundary: Boundary | None = None) -> str:
-        """What is wrong with the way in force on this micro-batch, "" where nothing is."""
-        self._traced = None
-        try:
-            errors = self._errors(micro, boundary)
-        except Exception as error:
-            if of_exception(error) is not None:
-                raise  # says nothing about the way in force
-            # Whatever an architecture's code raises, where the whole model does not.
-            return (str(error).splitlines() or [type(error).__name__])[0]
-        finally:
-            self._traced = None  # it is without dropout, and holds weights that may be freed later
-        if all(error <= self._tolerance() for error in errors):  # not so for NaN
-            return ""
-        loss, gradient = errors
-        return f"on a real micro-batch loss is off by {loss:.1e}, gradient by {gradient:.1e}"
+    def _training(self, on: bool) -> None:
+        """Put the model into a mode; a walk through all modules, so only where it changes."""
+        if self._mode is not on or self.model.training is not on:
+            self.model.train(on)
+            self._mode = on
 
-    def _errors(self, micro: MicroBatch, boundary: Boundary | None) -> RelativeErrors:
-        tokens_BT, mask_BT = mx.array(micro.tokens_BT), mx.array(micro.mask_BT)
-
-        def plain() -> mx.array:
-            return plain_loss(self.model(tokens_BT), tokens_BT, mask_BT, micro.targets)
-
+    def without_dropout(self) -> None:
+        """Put the model into the mode of training, all dropouts off."""
         self.model.train()
+        self._mode = None  # neither of the two
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.eval()
-        with perturbed_adapters(self.model):
-            loss, gradient = self._evaluated(micro, micro.targets, None, boundary)
-            expected_loss, expected = nn.value_and_grad(self.model, plain)()
-            mx.eval(expected_loss, expected)
-        difference = tree_map(lambda a, b: a - b.astype(mx.float32), gradient, expected)
-        wanted = expected_loss.item()
-        return RelativeErrors(
-            relative(abs(loss - wanted), abs(wanted)),
-            relative(global_norm(difference), global_norm(expected)),
-        )
 
-    def _tolerance(self) -> float:
-        floating = [x for _, x in tree_flatten(self.model.parameters()) if x.dtype != mx.uint32]
-        return TOLERANCE if all(x.dtype == mx.float32 for x in floating) else COARSE_TOLERANCE
+    def forget_trace(self) -> None:
+        """Let go of what was compiled, and of the weights that it holds."""
+        self._traced = None
 
-    def _evaluated(
+    def evaluated(
         self, micro: MicroBatch, divisor: int, total: Gradient | None, boundary: Boundary | None
     ) -> tuple[float, Gradient]:
+        """As `gradient`, in the mode the model is in."""
         parameters = self.model.trainable_parameters()
         kept = tree_map(lambda x: x, parameters)
         run = self._sum
         if self.plan.compiled:
             # One trace for first and later micro-batches.
-            total = zero_gradient(self.model) if total is None else total
+            total = zeros_like(parameters) if total is None else total
             run = self._compiled()
         try:
             with self._settings_in_force():
@@ -330,13 +269,12 @@ class Step:
 
 def zero_gradient(model: nn.Module) -> Gradient:
     """The gradient of an update without a target."""
-    return tree_map(lambda x: mx.zeros(x.shape, mx.float32), model.trainable_parameters())
+    return zeros_like(model.trainable_parameters())
 
 
-def global_norm(gradient: Gradient) -> float:
-    """The Euclidean norm over all arrays together, in float32."""
-    squares = [mx.square(x.astype(mx.float32)).sum() for _, x in tree_flatten(gradient)]
-    return mx.sqrt(mx.sum(mx.stack(squares))).item()
+def zeros_like(parameters: Gradient) -> Gradient:
+    """A tree of the same shapes, in float32."""
+    return tree_map(lambda x: mx.zeros(x.shape, mx.float32), parameters)
 
 
 def padded_targets(count: int, chunk: int) -> int:

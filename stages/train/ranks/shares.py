@@ -39,8 +39,7 @@ def shares(lengths: np.ndarray, ids: np.ndarray, plan: Plan, ranks: int) -> list
     """All micro-batches of an update with their ranks; a rank may get none.
 
     The plan's own cut where that divides evenly; else the finer one of a few that ends earliest. No
-    cut has a micro-batch larger than the plan allows. A compiled plan's cut stays: others would be
-    further shapes to compile.
+    cut has a micro-batch larger than the plan allows.
 
     Args:
         lengths: Tokens of every example of the split, (N,).
@@ -48,14 +47,13 @@ def shares(lengths: np.ndarray, ids: np.ndarray, plan: Plan, ranks: int) -> list
     """
     plan = replace(plan, batch_size=min(plan.batch_size, math.ceil(len(ids) / ranks)))
     best = _assigned(lengths, ids, plan, ranks)
-    if not plan.compiled:
-        whole = sum(best[1])
-        for part in FINER:
-            if max(best[1]) <= EVEN * whole / ranks:
-                break
-            tokens = max(1, int(part * whole / ranks))
-            finer = replace(plan, batch_tokens=min(plan.batch_tokens, tokens))
-            best = min(best, _assigned(lengths, ids, finer, ranks), key=lambda found: max(found[1]))
+    whole = sum(best[1])
+    for part in FINER:
+        if max(best[1]) <= EVEN * whole / ranks:
+            break
+        tokens = max(1, int(part * whole / ranks))
+        finer = replace(plan, batch_tokens=min(plan.batch_tokens, tokens))
+        best = min(best, _assigned(lengths, ids, finer, ranks), key=lambda found: max(found[1]))
     return best[0]
 
 

@@ -18,7 +18,8 @@ from stages.core.memory.plan import Plan
 from stages.core.model import models
 from stages.core.model.trainable import attach
 from stages.core.update import batching
-from stages.core.update.step import Step, global_norm
+from stages.core.update.loss import global_norm
+from stages.core.update.step import Step
 from tests.core.activations.made import PLAN, examples, manifest
 from tests.core.small_models import _BASE, build
 

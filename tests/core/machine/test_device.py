@@ -10,16 +10,21 @@ CODE = """
 import os
 from stages.core.machine import device
 device.prepare("cpu")
-print(os.environ["MLX_USE_CUDA_GRAPHS"], os.environ["MLX_CUDA_GRAPH_CACHE_SIZE"])
+print(os.environ["MLX_USE_CUDA_GRAPHS"], os.environ["MLX_MAX_OPS_PER_BUFFER"])
 """
+NAMES = ("MLX_USE_CUDA_GRAPHS", "MLX_MAX_OPS_PER_BUFFER")
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, "0 4096"), ({"MLX_USE_CUDA_GRAPHS": "1"}, "1 4096")]
+    ("given", "expected"),
+    [
+        ({}, "0 10"),
+        ({"MLX_USE_CUDA_GRAPHS": "1"}, "1 10"),
+        ({"MLX_MAX_OPS_PER_BUFFER": "50"}, "0 50"),
+    ],
 )
-def test_cuda_graphs_are_off_unless_the_user_wants_them(given, expected):
-    names = ("MLX_USE_CUDA_GRAPHS", "MLX_CUDA_GRAPH_CACHE_SIZE")
-    environment = {key: value for key, value in os.environ.items() if key not in names}
+def test_what_mlx_reads_on_cuda_is_set_unless_the_user_did(given, expected):
+    environment = {key: value for key, value in os.environ.items() if key not in NAMES}
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         env=environment | given,

@@ -144,12 +144,12 @@ def test_a_little_that_is_missing_is_told_in_mb(paper):
 
 
 def test_little_room_beside_the_weights_shortens_the_check(paper, monkeypatch):
-    """With a check of 1 MB a token of the padded length: 256 tokens do not fit, 128 do."""
+    """With a check of 1 MB a token of the padded length: 128 tokens do not fit, 64 do."""
     choice = paper.choose(4, activation_cache="off")
     monkeypatch.setattr(choice.model, "check_peak", lambda tokens: 1e6 * tokens)
     found = candidates.predict(choice.chosen.plan, choice.model, choice.case.work.load(choice.plan))
-    assert found.plan.check_tokens == 256
-    for room, wanted in ((400, 256), (200, 128), (110, 64), (1, 32)):
+    assert found.plan.check_tokens == 128
+    for room, wanted in ((200, 128), (110, 64), (1, 32)):
         limit = Budget(REST.whole + room * 1_000_000, "on paper")
         case = replace(choice.case, limit=limit)
         short = candidates.checked_within(found, choice.model, case)

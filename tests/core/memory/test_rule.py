@@ -35,7 +35,8 @@ def test_all_auto_on_the_cpu():
 
 
 def test_large_vocabulary_has_smaller_pieces():
-    assert rule.loss_chunk(256_000) == 64
+    assert rule.loss_chunk(256_000, "metal") == 64
+    assert rule.loss_chunk(256_000, "cuda") == 512
 
 
 @pytest.mark.parametrize(

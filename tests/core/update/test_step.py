@@ -14,11 +14,13 @@ from small_models import VOCABULARY, build
 from stages.core.config import schema
 from stages.core.layers import guard
 from stages.core.layers.exponentials import cheap_swiglu
+from stages.core.memory import attention
 from stages.core.memory.plan import Plan
 from stages.core.model.trainable import attach
 from stages.core.tables import Examples
-from stages.core.update import batching, noise
-from stages.core.update.step import Step, global_norm, padded_targets
+from stages.core.update import batching, loss, noise
+from stages.core.update.loss import global_norm
+from stages.core.update.step import Step, padded_targets
 
 WHOLE = Plan(batch_size=64, batch_tokens=100_000, widths=(96,), loss_chunk=0)
 
@@ -319,6 +321,44 @@ def test_check_switches_off_a_wrong_recomputation_and_nothing_else(monkeypatch):
 def cut_off(layer, call, args, kwargs):
     """A runner whose loss is right and whose gradient is not."""
     return mx.stop_gradient(call(layer, *args, **kwargs))
+
+
+def test_a_block_longer_than_the_example_is_checked_as_well(monkeypatch):
+    def later_blocks_wrong(arrays, words, spans, cotangent, right=attention._backward):
+        found = right(arrays, words, spans, cotangent)
+        return {**found, "queries": found["queries"] * (1.1 if len(spans) > 1 else 1.0)}
+
+    monkeypatch.setattr(attention, "_backward", later_blocks_wrong)
+    model, attached = prepared()
+    plan = Plan(1, 512, (64,), attention_block=512, loss_chunk=512)
+    micro = batching.micro_batch(random_examples([50]), np.arange(1), plan)
+    step = Step(model, attached, plan)
+    assert step.check(micro)[0].startswith("attention in blocks is off: on a real micro-batch")
+    assert step.plan == replace(plan, attention_block=0)
+
+
+def test_pieces_of_the_loss_are_checked_though_they_are_large(monkeypatch):
+    pieces = []
+    chunks = loss._chunks
+    monkeypatch.setattr(loss, "_chunks", lambda n, c: pieces.append(c) or chunks(n, c))
+    model, attached = prepared()
+    plan = Plan(1, 512, (64,), loss_chunk=512)
+    micro = batching.micro_batch(random_examples([50]), np.arange(1), plan)
+    assert Step(model, attached, plan).check(micro) == []
+    assert max(pieces) <= micro.targets / 3
+
+
+def test_dropout_comes_back_after_an_evaluation_and_after_a_check():
+    model, attached = prepared(lora_parameters=schema.LoraParameters(dropout=0.5))
+    micro = batching.micro_batch(random_examples([50]), np.arange(1), WHOLE)
+    step = Step(model, attached, WHOLE)
+    dropouts = [x for x in model.modules() if isinstance(x, nn.Dropout) and x._p_1 < 1]
+    for between in (step.check, step.target_losses, lambda micro: model.eval()):
+        between(micro)
+        step.gradient(micro, micro.targets)
+        assert all(x.training for x in dropouts)
+    step.target_losses(micro)
+    assert not any(x.training for x in dropouts)
 
 
 @pytest.mark.parametrize("others", [{}, {"attention_block": 16, "compiled": True}])
