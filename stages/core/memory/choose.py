@@ -15,9 +15,9 @@ import numpy as np
 
 from stages.core.config.settings import Settings
 from stages.core.machine.device import Device
-from stages.core.memory import agenda, candidates, fixed, refusal, rule
+from stages.core.memory import agenda, candidates, fixed, limits, refusal, rule
 from stages.core.memory.budget import Budget, budget
-from stages.core.memory.candidates import RESERVE, Candidate, Case
+from stages.core.memory.candidates import Candidate, Case
 from stages.core.memory.fit import Model
 from stages.core.memory.plan import Plan
 from stages.core.memory.points import Point, Way
@@ -266,10 +266,7 @@ class Chooser:
         )
 
     def _fits(self, found: Candidate) -> bool:
-        fixed = self.case.settings.memory.cache_limit_gb
-        step = self.measured(found) or found.step
-        cache = RESERVE * found.transient if fixed == "auto" else float(fixed) * 1e9
-        needed = max(found.start, step + cache)
+        needed = refusal.needs(self.case, self._as_measured(found))
         return needed <= self.case.limit.bytes and not self._died(found)
 
     def _died(self, found: Candidate) -> bool:
@@ -297,9 +294,29 @@ class Chooser:
                 return corrected
         best = self._best()
         if best is None:
-            left = [found for found in self.all if not self._died(found)]
-            raise refusal.refused(self.case, self.model, left or self.all)
+            raise refusal.refused(self.case, self.model, self._nearly())
         return best
+
+    def _nearly(self) -> list[Candidate]:
+        """What a refusal chooses its closest plan from, that one as measured where it is small.
+
+        A step that takes more than half of what is free is not run: it could push others out.
+        """
+        for _ in range(MOST_CONFIRMED):
+            left = [self._as_measured(found) for found in self.all if not self._died(found)]
+            if not left:
+                return self.all
+            closest = refusal.closest(left)
+            known = self.measured(closest) is not None or self.case.kind != "cpu"
+            if known or closest.bytes > limits.available() / 2:
+                break
+            self._predict(self.surveyor.ask([self.worst_point(closest)]))
+        return left
+
+    def _as_measured(self, found: Candidate) -> Candidate:
+        """The candidate with what its worst micro-batch really took, where that was run."""
+        step = self.measured(found)
+        return found if step is None else replace(found, step=step)
 
     def _best_of_more(self) -> Candidate | None:
         """The best one once all ways are measured."""

@@ -13,7 +13,7 @@ import numpy as np
 from stages.core.config.settings import Settings
 from stages.core.errors import UserError
 from stages.core.memory.budget import Budget
-from stages.core.memory.candidates import RESERVE, THROTTLED_BYTES, Candidate, Case
+from stages.core.memory.candidates import RESERVE, SOFT, THROTTLED_BYTES, Candidate, Case
 from stages.core.memory.fit import Model, Shape
 from stages.core.memory.words import enough, size
 from stages.core.memory.work import Work
@@ -39,24 +39,38 @@ class Help(NamedTuple):
     alone: bool = True
 
 
+def closest(found: Sequence[Candidate]) -> Candidate:
+    """The candidate that needs least."""
+    return min(found, key=lambda candidate: (candidate.bytes, candidate.step))
+
+
+def needs(case: Case, found: Candidate) -> float:
+    """Bytes that the budget must hold: the highest moment, and the allocator's cache."""
+    cache = case.settings.memory.cache_limit_gb
+    if cache == "auto":
+        return found.bytes
+    return max(found.start, found.step + float(cache) * 1e9)
+
+
 def refused(case: Case, model: Model, found: Sequence[Candidate]) -> UserError:
     """The error that says so with numbers; the change that would help most comes first."""
-    limit = case.limit
-    closest = min(found, key=lambda candidate: (candidate.bytes, candidate.step))
-    missing = closest.bytes - limit.bytes
+    limit, least = case.limit, closest(found)
+    least_bytes = needs(case, least)
+    missing = least_bytes - limit.bytes
     short = f"{size(missing)} more" if missing > 0 else f"but a step died: {_reason(model)}"
-    plan, needed = closest.plan, size(closest.bytes)
+    plan, needed = least.plan, size(least_bytes)
+    soft = 0.0 if plan.memory_limit_gb is None else SOFT * least.transient
     other = ", or change the mathematics, what helps most first:"
-    words = "".join(_lines(changes(case, model, closest), missing))
+    words = "".join(_lines(changes(case, model, least), missing))
     return UserError(
         "No plan fits the memory budget",
         where="memory.budget_gb",
         found=f"budget {size(limit.bytes)} ({limit.reason}); the closest plan needs"
         f" {needed}, {short}: {plan.batch_size} rows or"
-        f" {plan.batch_tokens} tokens at once, {closest.way.told()}, loss in pieces of"
-        f" {plan.loss_chunk or 'all'}{_when(closest)}",
+        f" {plan.batch_tokens} tokens at once, {least.way.told()}, loss in pieces of"
+        f" {plan.loss_chunk or 'all'}{_when(least)}",
         expected=f"at least {needed}, or other mathematics",
-        fix=f"raise memory.budget_gb to {enough(closest.bytes)}" + (words and other + words),
+        fix=f"raise memory.budget_gb to {enough(least_bytes + soft)}" + (words and other + words),
     )
 
 
