@@ -14,6 +14,7 @@ from stages.core.memory.plan import Plan
 from stages.core.memory.points import Way
 from stages.core.memory.refusal import longest_that_fits
 from stages.core.memory.words import size
+from stages.core.memory.work import Work
 
 PIECES = 64
 """Targets per piece of the loss that other settings are compared at, where none is chosen."""
@@ -92,9 +93,8 @@ def facts(choice: Choice) -> dict[str, str]:
     """What a person wants to know beside the rows: label → text."""
     chosen, plan, rest = choice.chosen, choice.plan, choice.model.survey.rest
     gb = lambda count: size(count, digits=3)
-    variants = (
-        "compiled, once for each number of rows and width" if plan.compiled else "not compiled"
-    )
+    count = variants(choice.case.work, plan)
+    compiled = f"{count} compiled variants" if plan.compiled else "not compiled"
     found = {
         "budget": f"{size(choice.budget.bytes)}: {choice.budget.reason}",
         "weights": gb(rest.above if plan.activation_cache else rest.whole)
@@ -106,7 +106,7 @@ def facts(choice: Choice) -> dict[str, str]:
         "before the first update": gb(chosen.start),
         "allocator's cache": f"at most {gb(plan.cache_limit_gb * 1e9)}",
         "micro-batches": f"at most {plan.batch_size} rows, {plan.batch_tokens} padded tokens",
-        "widths": f"{len(plan.widths)}: {', '.join(map(str, plan.widths))}; {variants}",
+        "widths": f"{len(plan.widths)}: {', '.join(map(str, plan.widths))}; {compiled}",
         "longest example that fits": _longest(choice),
         "time": f"{chosen.seconds:.2f} s an update, {choice.case.work.updates} updates"
         + (f", once {chosen.start_seconds:.0f} s" if chosen.start_seconds else ""),
@@ -116,6 +116,14 @@ def facts(choice: Choice) -> dict[str, str]:
     if rest.recurrent:
         found["recurrent layers"] = _recurrent(choice.model, chosen)
     return found
+
+
+def variants(work: Work, plan: Plan) -> int:
+    """Shapes for which a compiled plan traces the step anew, of all updates that are looked at."""
+    from stages.core.update.step import padded_targets  # it brings MLX
+
+    shapes = work.shapes(plan)
+    return len({(x.rows, x.width, padded_targets(x.targets, plan.loss_chunk)) for x in shapes})
 
 
 def longest(choice: Choice) -> int:
