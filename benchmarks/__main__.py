@@ -1,6 +1,6 @@
 """`python -m benchmarks [FIGURES] [--quick]`: time and memory beside mlx-lm's own loop.
 
-FIGURES: default (when none is named), layers, lengths, rows, data, or all.
+FIGURES: default (when none is named), layers, lengths, rows, recompute, data, or all.
 """
 
 from __future__ import annotations

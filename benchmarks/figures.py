@@ -12,7 +12,8 @@ from stages.core.tables import read_examples
 
 ROWS, CAP = 32, 384
 CACHED = {"activation_cache": True}
-LEAST = {**CACHED, "recompute": 1, "loss_chunk": 32}
+LEAST = {**CACHED, "recompute": 1, "loss_chunk": 32, "memory_limit_gb": 0.44}
+"""Memory before time; MLX waits for operations under way above 0.2 GB beside the weights left."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Job:
         layers: Values of the axis of layers.
         lengths: Values of the axis of lengths.
         sizes: Values of the axis of rows per micro-batch.
+        few: Examples where an axis is measured.
     """
 
     folder: Path
@@ -37,7 +39,8 @@ class Job:
     usual: int = 8
     layers: tuple[int, ...] = (4, 8, 16, -1)
     lengths: tuple[int, ...] = (128, 256, 512, 1024)
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    sizes: tuple[int, ...] = (1, 4, 16)
+    few: int = 8
 
 
 def quick(folder: Path) -> Job:
@@ -64,7 +67,8 @@ def layers(job: Job) -> dict[str, dict[str, Spec]]:
     """Trained layers, from few to all; one comparison each."""
     return {
         f"layers-{'all' if count == -1 else count}": _pair(
-            Spec(THEIRS, real(job), job.cap, passes=job.passes, layers=count), cached=count != -1
+            Spec(THEIRS, real(job, job.few), job.cap, passes=job.passes, layers=count),
+            cached=count != -1,
         )
         for count in job.layers
     }
@@ -74,7 +78,7 @@ def lengths(job: Job) -> dict[str, dict[str, Spec]]:
     """Rows of one length each, from short to long; one comparison each."""
     return {
         f"length-{length}": _pair(
-            Spec(THEIRS, long(job, length), length, job.usual, 2, 4, job.passes)
+            Spec(THEIRS, long(job, length, job.few // 2), length, job.usual, 2, 4, job.passes)
         )
         for length in job.lengths
     }
@@ -83,9 +87,33 @@ def lengths(job: Job) -> dict[str, dict[str, Spec]]:
 def rows(job: Job) -> dict[str, dict[str, Spec]]:
     """Rows per micro-batch, equal on both sides; one comparison each."""
     return {
-        f"rows-{size}": _pair(Spec(THEIRS, real(job), job.cap, job.usual, size, 16, job.passes))
+        f"rows-{size}": _pair(
+            Spec(THEIRS, real(job, 2 * job.few), job.cap, job.usual, size, 16, job.passes)
+        )
         for size in job.sizes
     }
+
+
+def recompute(job: Job) -> dict[str, dict[str, Spec]]:
+    """Which layers are made again in the backward pass, for short and long rows."""
+    places = {
+        "nothing again": {},
+        "every 4th layer": {"recompute": 4},
+        "every 2nd layer": {"recompute": 2},
+        "the first half": {"recompute": 2, "recompute_place": "first"},
+        "the last half": {"recompute": 2, "recompute_place": "last"},
+        "all layers": {"recompute": 1},
+    }
+    figures = {}
+    for length in (job.lengths[1], job.lengths[-1]):
+        theirs = Spec(THEIRS, long(job, length, job.few // 2), length, job.usual, 2, 4, 2)
+        ours = replace(theirs, side=OURS)
+        figures[f"recompute-{length}"] = {
+            "mlx-lm": theirs,
+            "mlx-lm, checkpointing": replace(theirs, grad_checkpoint=True),
+            **{f"ours, {name}": replace(ours, plan=CACHED | x) for name, x in places.items()},
+        }
+    return figures
 
 
 def _pair(theirs: Spec, cached: bool = True) -> dict[str, Spec]:
@@ -94,14 +122,15 @@ def _pair(theirs: Spec, cached: bool = True) -> dict[str, Spec]:
     return {"mlx-lm": theirs, "ours, equal rows": ours, **more}
 
 
-def real(job: Job) -> str:
+def real(job: Job, count: int | None = None) -> str:
     """Real examples at even steps of length, at most the cap; the file's name in the workspace."""
-    return _file(job, f"examples-{job.rows}-{job.cap}.parquet", job.cap, choice.spread, job.rows)
+    count = count or job.rows
+    return _file(job, f"examples-{count}-{job.cap}.parquet", job.cap, choice.spread, count)
 
 
-def long(job: Job, length: int) -> str:
+def long(job: Job, length: int, count: int) -> str:
     """The longest real examples, cut to one length."""
-    return _file(job, f"examples-long-{length}.parquet", length, choice.longest, 8)
+    return _file(job, f"examples-long-{count}-{length}.parquet", length, choice.longest, count)
 
 
 def _file(job: Job, name: str, cap: int, choose: Callable, count: int) -> str:
@@ -115,5 +144,6 @@ GROUPS: dict[str, Callable[[Job], dict[str, dict[str, Spec]]]] = {
     "layers": layers,
     "lengths": lengths,
     "rows": rows,
+    "recompute": recompute,
 }
 """Name of a group → figures by name."""
