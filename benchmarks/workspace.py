@@ -31,11 +31,11 @@ JOBS = {
 }
 
 
-def environment() -> dict[str, str]:
-    """For a process in a workspace: this checkout's code, and its `.cache`."""
+def environment(root: Path = REPOSITORY) -> dict[str, str]:
+    """For a process in a workspace: this checkout's code, and the `.cache` of `root`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DVC")}
     places = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(places), "DVC_ROOT": str(REPOSITORY)}
+    return {**kept, "PYTHONPATH": os.pathsep.join(places), "DVC_ROOT": str(root)}
 
 
 def make(job: str, folder: Path | None = None) -> Path:
@@ -59,8 +59,13 @@ def make(job: str, folder: Path | None = None) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str) -> None:
+def run(folder: Path, *words: str, root: Path = REPOSITORY) -> None:
     """Run this interpreter in a workspace; what it prints is kept in its log.
+
+    Args:
+        folder: The workspace.
+        words: Of the command line.
+        root: Whose `.cache` is used.
 
     Raises:
         RuntimeError: It fails; the end of the log is in the message.
@@ -70,7 +75,7 @@ def run(folder: Path, *words: str) -> None:
         done = subprocess.run(
             [sys.executable, *words],
             cwd=folder,
-            env=environment(),
+            env=environment(root),
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
