@@ -1,6 +1,6 @@
 """`python -m benchmarks [FIGURES] [--quick]`: time and memory beside mlx-lm's own loop.
 
-FIGURES: default (when none is named), layers, lengths, rows, recompute, data, or all.
+FIGURES: default (when none is named), layers, lengths, long, rows, recompute, kinds, data, or all.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import data, figures, turns, workspace
-from benchmarks.machine import REPOSITORY
+from benchmarks import axes, data, figures, turns, workspace
+from benchmarks.machine import RESULTS
 from stages.core import console, entry
 from stages.core.machine import device
-
-RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,6 +52,8 @@ def _take(names: Sequence[str], given: argparse.Namespace) -> int:
                 for variant, x in report["variants"].items()
                 if not x["agrees"]
             ]
+        if name in axes.AXES:
+            axes.write(name, out)
     if missing:
         console.fail(["Some variants have no figure", *missing])
         return entry.FAILED

@@ -51,8 +51,13 @@ def measured(spec: Spec) -> dict[str, Any]:
         subject = subjects.load(spec, chosen, settings, lazy=plan.activation_cache)
         with perturbed_adapters(subject.model):
             found = {**ours.measure(subject, plan, spec), "plan_s": plan_s}
-    kept = {"spec": asdict(spec), "device": chosen.record(), "dtype": subject.manifest.dtype}
-    return {**found, **kept}
+    return {
+        **found,
+        "spec": asdict(spec),
+        "device": chosen.record(),
+        "dtype": subject.manifest.dtype,
+        "trained_layers": subject.attached.num_layers_trained,
+    }
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks import choice
 from benchmarks.spec import OURS, THEIRS, Spec
+from benchmarks.widths import SHAPES
 from stages.core.tables import read_examples
 
 ROWS, CAP = 32, 384
@@ -29,7 +30,10 @@ class Job:
         layers: Values of the axis of layers.
         lengths: Values of the axis of lengths.
         sizes: Values of the axis of rows per micro-batch.
+        long: Lengths of the random shape's axis: SmolLM2 would take minutes for each there.
         few: Examples where an axis is measured.
+        whole: Layers trained whole.
+        random: The random shape.
     """
 
     folder: Path
@@ -40,12 +44,16 @@ class Job:
     layers: tuple[int, ...] = (4, 8, 16, -1)
     lengths: tuple[int, ...] = (128, 256, 512, 1024)
     sizes: tuple[int, ...] = (1, 4, 16)
+    long: tuple[int, ...] = (512, 1024, 2048, 4096)
     few: int = 8
+    whole: int = 2
+    random: str = "qwen3-mini"
 
 
 def quick(folder: Path) -> Job:
     """For trying out the harness on the tiny model; its numbers mean nothing."""
-    return Job(folder, rows=16, cap=96, usual=2, layers=(2, -1), lengths=(32, 64), sizes=(2, 4))
+    axes = {"layers": (2, -1), "lengths": (32, 64), "sizes": (2, 4), "long": (32, 64, 128)}
+    return Job(folder, rows=16, cap=96, usual=2, **axes, whole=1, random="qwen3-nano")
 
 
 def default(job: Job) -> dict[str, Spec]:
@@ -81,6 +89,36 @@ def lengths(job: Job) -> dict[str, dict[str, Spec]]:
             Spec(THEIRS, long(job, length, job.few // 2), length, job.usual, 2, 4, job.passes)
         )
         for length in job.lengths
+    }
+
+
+def long_rows(job: Job) -> dict[str, dict[str, Spec]]:
+    """Random tokens of one length each through a small random model, one row a micro-batch."""
+    shape = SHAPES[job.random]
+    trained = shape["num_hidden_layers"] // 2
+    figures = {}
+    for length in job.long:
+        name = f"examples-random-2-{length}.parquet"
+        drawn = choice.random([(2 * length // 3, length)] * 2, shape["vocab_size"])
+        choice.write(job.folder / name, drawn)
+        theirs = Spec(THEIRS, name, length, trained, 1, 2, job.passes)
+        figures[f"long-{length}"] = _pair(replace(theirs, shape=job.random, dtype="float32"))
+    return figures
+
+
+def kinds(job: Job) -> dict[str, dict[str, Spec]]:
+    """What else is trained than LoRA, and micro-steps that MLX compiles, as mlx-lm's always are."""
+    lora = Spec(THEIRS, real(job, job.few), job.cap, job.usual, passes=job.passes)
+    ours = replace(lora, side=OURS)
+    compiled = {
+        "mlx-lm": lora,
+        "ours, cached": replace(ours, plan=CACHED),
+        "ours, cached, compiled": replace(ours, plan={**CACHED, "compiled": True}),
+    }
+    return {
+        "kind-full": _pair(replace(lora, fine_tune_type="full", layers=job.whole)),
+        "kind-dora": _pair(replace(lora, fine_tune_type="dora")),
+        "kind-compiled": compiled,
     }
 
 
@@ -143,7 +181,9 @@ GROUPS: dict[str, Callable[[Job], dict[str, dict[str, Spec]]]] = {
     "default": lambda job: {"default": default(job)},
     "layers": layers,
     "lengths": lengths,
+    "long": long_rows,
     "rows": rows,
     "recompute": recompute,
+    "kinds": kinds,
 }
 """Name of a group → figures by name."""

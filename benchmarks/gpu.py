@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import choice, shapes, turns, workspace
+from benchmarks import choice, turns, workspace
 from benchmarks.machine import REPOSITORY
 from benchmarks.spec import OURS, THEIRS, Spec
+from benchmarks.widths import SHAPES
 from stages.core import console, entry
 
 LENGTHS = REPOSITORY / "benchmarks" / "lengths.json"
@@ -28,7 +29,7 @@ CACHED = {"activation_cache": True}
 def main(argv: Sequence[str]) -> int:
     """Take the figures of each shape and write `<out>/gpu-<shape>.json`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(shapes.SHAPES))
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each variant")
     parser.add_argument("--passes", type=int, default=2, help="the first compiles kernels")
@@ -38,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, default=8, help="rows per micro-batch of mlx-lm")
     parser.add_argument("--effective", type=int, default=EFFECTIVE, help="examples per update")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    parser.add_argument("--bits", type=int, help="quantized weights: QLoRA on both sides")
     parser.add_argument("--device", default="auto", help="auto, cpu or gpu")
+    parser.add_argument("--name", help="of the result; default gpu-<shape>[-4bit]")
     parser.add_argument("--variants", help="only these, by their start, separated by semicolons")
     parser.add_argument(
         "--plan",
@@ -55,13 +58,13 @@ def _take(given: argparse.Namespace) -> int:
     failed = []
     for shape in given.shapes or DEFAULT:
         folder = workspace.WORK / f"gpu-{shape}"
-        vocabulary = shapes.SHAPES[shape]["vocab_size"]
+        vocabulary = SHAPES[shape]["vocab_size"]
         name = f"examples-{given.rows}-{given.cap}.parquet"
-        choice.write(folder / name, _examples(given.rows, given.cap, vocabulary))
+        choice.write(folder / name, examples(given.rows, given.cap, vocabulary))
         specs = variants(shape, name, given)
-        report = turns.take(
-            f"gpu-{shape}", specs, given.repeats, turns.measured_in(folder), given.out
-        )
+        packed = "" if given.bits is None else f"-{given.bits}bit"
+        result = given.name or f"gpu-{shape}{packed}"
+        report = turns.take(result, specs, given.repeats, turns.measured_in(folder), given.out)
         failed += [f"{shape}: {x}" for x, y in report["variants"].items() if not y["agrees"]]
     if failed:
         console.fail(["Some variants have no figure", *failed])
@@ -84,6 +87,7 @@ def variants(shape: str, examples: str, given: argparse.Namespace) -> dict[str, 
         passes=given.passes,
         shape=shape,
         dtype=given.dtype,
+        bits=given.bits,
         kind=given.device,
     )
     ours = replace(theirs, side=OURS)
@@ -116,7 +120,7 @@ def variants(shape: str, examples: str, given: argparse.Namespace) -> dict[str, 
     return every
 
 
-def _examples(count: int, cap: int, vocabulary: int) -> list[choice.Row]:
+def examples(count: int, cap: int, vocabulary: int) -> list[choice.Row]:
     """Random tokens of the corpus's lengths, cut to the cap, at even steps of length."""
     pairs = [(first, min(length, cap)) for first, length in json.loads(LENGTHS.read_text())]
     return choice.spread(choice.random([x for x in pairs if x[0] < x[1]], vocabulary), count)

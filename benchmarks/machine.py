@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 REPOSITORY = Path(__file__).parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results"
 PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "numpy", "pyarrow")
 
 

@@ -24,6 +24,9 @@ class Spec:
         fine_tune_type: `lora`, `dora` or `full`.
         shape: A model of random weights (benchmarks.shapes), None for the workspace's own.
         dtype: Of a random model.
+        bits: Of a random model's quantized weights, None for none.
+        rank: Of LoRA.
+        learning_rate: 0 where passes are compared.
         grad_checkpoint: mlx-lm's flag.
         planned: Ours under the plan that the planner chooses.
         plan: Ours: fields of a Plan that differ from equal rows and nothing else.
@@ -42,6 +45,9 @@ class Spec:
     fine_tune_type: str = "lora"
     shape: str | None = None
     dtype: str = "bfloat16"
+    bits: int | None = None
+    rank: int = 8
+    learning_rate: float = 0.0
     grad_checkpoint: bool = False
     planned: bool = False
     plan: dict[str, Any] = field(default_factory=dict)

@@ -26,8 +26,8 @@ class Subject:
 
     Attributes:
         device: What computes.
-        settings: Learning rate 0: every pass sees the same weights, so the losses of both sides can
-            be compared, and an update costs what it always does.
+        settings: With learning rate 0 every pass sees the same weights, so the losses of both sides
+            can be compared, and an update costs what it always does.
         manifest, model, attached: Of the model.
         examples: Each with one range of targets that ends with its last token.
     """
@@ -52,7 +52,8 @@ def settings_of(spec: Spec) -> schema.Settings:
         settings.train,
         fine_tune_type=spec.fine_tune_type,
         num_layers=spec.layers,
-        learning_rate=0.0,
+        lora_parameters=replace(settings.train.lora_parameters, rank=spec.rank),
+        learning_rate=spec.learning_rate,
         schedule=schema.Schedule(),
         effective_batch_size=spec.effective,
         epochs=float(spec.passes),
@@ -68,7 +69,9 @@ def settings_of(spec: Spec) -> schema.Settings:
 
 def manifest_of(spec: Spec) -> Manifest:
     """The workspace's manifest, or that of a random model."""
-    return read_manifest() if spec.shape is None else shapes.manifest(spec.shape, spec.dtype)
+    if spec.shape is None:
+        return read_manifest()
+    return shapes.manifest(spec.shape, spec.dtype, spec.bits)
 
 
 def examples_of(spec: Spec) -> Examples:
@@ -83,7 +86,7 @@ def load(spec: Spec, device: Device, settings: schema.Settings, lazy: bool) -> S
         folder = models.folder(manifest, settings.model)
         model, _ = models.load_model(folder, settings.model.dtype, lazy=lazy)
     else:
-        model = shapes.build(spec.shape, spec.dtype)
+        model = shapes.build(spec.shape, spec.dtype, bits=spec.bits)
     attached = attach(model, settings.train)
     return Subject(device, settings, manifest, model, attached, examples_of(spec))
 

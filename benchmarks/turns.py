@@ -82,7 +82,7 @@ def condensed(name: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"failed": found[-1]["failed"]}
     last = good[-1]
     kept = ("loss", "targets", "tokens", "padded_tokens", "micro_batches", "shapes", "weights_mb")
-    more = ("plan", "notes", "dtype", "device", "spec")
+    more = ("plan", "notes", "dtype", "device", "spec", "trained_layers")
     return {
         **{key: spread([y for x in good for y in _listed(x.get(key))]) for key in FIGURES},
         **{key: last[key] for key in (*kept, *more) if key in last},

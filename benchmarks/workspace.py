@@ -10,12 +10,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import REPOSITORY
 from stages.core import console, files
 
 WORK = REPOSITORY / "benchmarks" / "work"
+CHILD = "--child="
+"""In the command line of a process that measures: what is asked of it, as JSON."""
 STAGES = ("collect", "model", "tokenize", "split")
 JOBS = {
     "smollm2": {
@@ -83,3 +88,22 @@ def run(folder: Path, *words: str, root: Path = REPOSITORY) -> None:
     if done.returncode:
         lines = log.read_text(errors="replace").strip().splitlines()
         raise RuntimeError(f"status {done.returncode}: " + " | ".join(lines[-6:]))
+
+
+def measured(folder: Path, module: str, asked: Mapping[str, Any]) -> Any:
+    """What `python -m MODULE --child=ASKED RESULT` measures in a process of its own.
+
+    Raises:
+        RuntimeError: It fails.
+    """
+    with tempfile.TemporaryDirectory() as aside:
+        result = Path(aside) / "result.json"
+        run(folder, "-m", module, CHILD + json.dumps(asked), str(result))
+        return files.read_json(result)
+
+
+def asked_of(argv: list[str]) -> tuple[dict[str, Any], Path] | None:
+    """What `measured` asks of this process, and where the result goes; None: it is the first."""
+    if not argv or not argv[0].startswith(CHILD):
+        return None
+    return json.loads(argv[0].removeprefix(CHILD)), Path(argv[1])

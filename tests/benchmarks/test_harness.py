@@ -205,7 +205,7 @@ def test_the_corpus_lengths_for_a_gpu_are_there():
     pairs = json.loads(gpu.LENGTHS.read_text())
     assert len(pairs) == 672
     assert all(0 < first < length for first, length in pairs)
-    rows = gpu._examples(128, 2048, 512)
+    rows = gpu.examples(128, 2048, 512)
     sizes = sorted(len(tokens) for tokens, _ in rows)
     assert (len(rows), sizes[-1]) == (128, 2048)
     assert sizes[0] < 100
