@@ -109,8 +109,9 @@ def prepare(kind: str = "auto", measure: bool = False, tuned: bool = True) -> De
         UserError: A GPU was asked for and there is none.
     """
     library = load_blas()
-    for name, value in CUDA.items() if tuned else ():
-        os.environ.setdefault(name, value)
+    if tuned and sys.platform == "linux":  # Metal reads one of them too: not measured there
+        for name, value in CUDA.items():
+            os.environ.setdefault(name, value)
     import mlx.core as mx
 
     gpu = mx.is_available(mx.gpu)

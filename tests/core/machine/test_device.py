@@ -15,6 +15,7 @@ print(os.environ["MLX_USE_CUDA_GRAPHS"], os.environ["MLX_MAX_OPS_PER_BUFFER"])
 NAMES = ("MLX_USE_CUDA_GRAPHS", "MLX_MAX_OPS_PER_BUFFER")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="set where CUDA can be")
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
