@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--layers", type=int, default=8, help="trained layers")
     parser.add_argument("--lengths", type=_numbers, help="tokens, separated by commas")
     parser.add_argument("--rows", type=_numbers, help="of a micro-batch, separated by commas")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1, help="of each; least seconds count")
     parser.add_argument("--device", default="auto", help="auto, cpu or gpu")
     parser.add_argument("--quick", action="store_true", help="a tiny model: does it run?")
     parser.add_argument("--name", help="of the result; default gradients[-<shape>]")

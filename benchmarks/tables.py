@@ -214,7 +214,8 @@ def _resume(report: Mapping[str, Any]) -> str:
         ),
     ]
     same = "the same bits" if report["same_bits"] else "**other bits**"
-    return _markdown(("", "time"), rows) + f"\n{report['words']} The adapters are {same}.\n"
+    end = f"\n{report['words']} Adapters end as {same} of the run left alone.\n"
+    return _markdown(("", "time"), rows) + end
 
 
 def _profile(report: Mapping[str, Any]) -> str:
