@@ -75,13 +75,15 @@ def summary(name: str, reports: list[Mapping[str, Any]]) -> dict[str, Any]:
     Seconds are of one micro-batch in a later pass: on the axis of rows a law in x then has in it
     what a start costs (c) and what a row costs (a).
     """
-    axis, points = AXES[name], {}
+    axis, points, wrong = AXES[name], {}, {}
     for report in reports:
         base = report["variants"][report["baseline"]]
         for variant, found in report["variants"].items():
             if found.get("agrees") and found.get("later_s"):
                 x = axis.x(found, base)
                 points.setdefault(variant, []).append({"x": x, **_point(found)})
+            else:
+                wrong.setdefault(variant, []).append(report["name"])
     series = {}
     for variant, unsorted in points.items():
         listed = sorted(unsorted, key=lambda point: point["x"])
@@ -97,6 +99,7 @@ def summary(name: str, reports: list[Mapping[str, Any]]) -> dict[str, Any]:
         "repeats": reports[0]["repeats"],
         "device": reports[0]["variants"][reports[0]["baseline"]]["device"],
         "series": series,
+        "without_a_figure": wrong,
     }
 
 

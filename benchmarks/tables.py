@@ -107,6 +107,8 @@ def _axis(report: Mapping[str, Any]) -> str:
         for value in values
     ]
     table = _markdown((report["label"], *names), rows)
+    for name, places in report["without_a_figure"].items():
+        table += f"\nNo figure, its losses are not mlx-lm's: {name} in {', '.join(places)}.\n"
     laws = [
         f"- {name}: {' and '.join(parts)}"
         for name in names
@@ -129,7 +131,7 @@ def _laws(laws: Mapping[str, Any]) -> Iterable[str]:
 
 def _beside(point: Mapping[str, Any] | None, base: Mapping[str, Any] | None) -> str:
     if point is None:
-        return "no figure"
+        return ""
     text = f"{point['pass_s']:.2f} s, {point['above_gb']:.2f} GB"
     if base is None or base is point:
         return text
@@ -149,9 +151,13 @@ def _gradients(report: Mapping[str, Any]) -> str:
     loss = max(cell["loss_error"] for cell in report["cells"])
     return (
         _markdown(("rows × tokens", *report["ways"]), rows)
-        + "\nSeconds of one gradient and peak above what rests. Losses are within"
-        f" {loss:.0e} of those of keeping all, gradients within {gradient:.0e}.\n"
+        + "\nSeconds of one gradient and peak above what rests. Losses and gradients are"
+        f" {_within(loss)} and {_within(gradient)} those of keeping all.\n"
     )
+
+
+def _within(error: float) -> str:
+    return f"within {error:.0e} of" if error else "bit for bit"
 
 
 def _cell(cell: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ def report(value, mlx_lm, ours, agrees=True, layers=8, rows=4, cap=384):
 
     machine = {"time": f"2026-01-0{value} 00:00 UTC", "load": 0.5, "cores": 2, "processor": "x"}
     return {
+        "name": f"figure-{value}",
         "baseline": "mlx-lm",
         "repeats": 1,
         "machine": machine | {"versions": {"mlx": "1", "mlx-lm": "2"}},
@@ -86,7 +87,8 @@ def test_an_axis_has_the_points_of_its_figures_in_order_and_leaves_wrong_ones_ou
     assert found["machine"]["time"].startswith("2026-01-01")
     text = tables.of(found)
     line = next(x for x in text.splitlines() if x.startswith("| 16 "))
-    assert line == "| 16 | 56.00 s, 5.00 GB | no figure |"
+    assert line == "| 16 | 56.00 s, 5.00 GB |  |"
+    assert "No figure, its losses are not mlx-lm's: ours in figure-4." in text
     assert "| 8 | 40.00 s, 3.00 GB | 20.00 s, 1.00 GB (2.00 ×, 33%) |" in text
 
 
